@@ -1,0 +1,159 @@
+"""Everything that can go wrong on purpose. The class carries the meaning, the message the numbers.
+
+`ServeError`s reach clients as `{"error": {message, type, param, code}}` with the class's status;
+`ExitError`s end a command with the class's exit code (sysexits) and one sentence on stderr.
+"""
+
+
+class ServeError(Exception):
+    """A request that ends without its answer."""
+
+    status = 500
+    kind = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    @property
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The OpenAI-shaped error object."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+class InvalidRequest(ServeError):
+    """The client asked for something that cannot be; the same request will never succeed."""
+
+    status = 400
+    kind = "invalid_request_error"
+    code = "invalid_value"
+
+
+class InvalidJson(InvalidRequest):
+    """The body is not JSON."""
+
+    code = "invalid_json"
+
+
+class UnsupportedParameter(InvalidRequest):
+    """A known field of the API that this service does not offer."""
+
+    code = "unsupported_parameter"
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt leaves no room for an answer: in the model's context, or in a KV pool."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, *, num_prompt: int, num_output: int, limit: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"{num_prompt + num_output} tokens ({num_prompt} in the prompt, {num_output} for the "
+            "completion). Please shorten the prompt or ask for a shorter completion.",
+            param="prompt",
+        )
+
+
+class ModelNotFound(ServeError):
+    """Another model was asked for than the one that is served."""
+
+    status = 404
+    kind = "invalid_request_error"
+    code = "model_not_found"
+
+
+class RouteNotFound(ServeError):
+    """No such path."""
+
+    status = 404
+    kind = "invalid_request_error"
+    code = "not_found"
+
+
+class MethodNotAllowed(ServeError):
+    """The path exists, the verb does not."""
+
+    status = 405
+    kind = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class BodyTooLarge(ServeError):
+    """The body passes the configured size."""
+
+    status = 413
+    kind = "invalid_request_error"
+    code = "body_too_large"
+
+
+class QueueFull(ServeError):
+    """The house is full; the same request may succeed after `retry_after_s`."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NotReady(ServeError):
+    """Nothing can be served now: starting, draining, or without a usable instance."""
+
+    status = 503
+    kind = "service_unavailable_error"
+    code = "not_ready"
+    retry_after_s = 2
+
+
+class Draining(NotReady):
+    """The daemon is about to end; it finishes what it has and takes nothing new."""
+
+    code = "draining"
+
+
+class WorkerFailed(ServeError):
+    """The worker that held this request died or refused it."""
+
+    code = "worker_failed"
+
+
+class ExitError(Exception):
+    """Ends a command: one sentence for people, one exit code for scripts."""
+
+    exit_code = 70
+
+
+class ConfigError(ExitError):
+    """The configuration, the model directory or the placement cannot work."""
+
+    exit_code = 78
+
+
+class AlreadyRunning(ExitError):
+    """Another daemon holds this run directory or this port."""
+
+    exit_code = 75
+
+
+class Unreachable(ExitError):
+    """No daemon answers on this run directory."""
+
+    exit_code = 3
+
+
+class StartFailed(ExitError):
+    """The workers could not be brought up."""
+
+    exit_code = 69

@@ -1,0 +1,1 @@
+"""One process per device: receives commands, runs steps, reports. Never imports the daemon."""

@@ -1,0 +1,46 @@
+"""The seam through which prompts' keys and values move between instances.
+
+On CPU: memory files of the peers, mapped here, and plain copies. On GPUs: CUDA IPC on a side
+stream. The leader asks for pulls in step plans; the executor begins them; `finished` is polled.
+"""
+
+from typing import Protocol
+
+import torch
+
+from gpu_workers.step_plan import Pull, PullResult
+from ipc.kv_layout import RankLayout
+from ipc.vocabulary import WorkerName
+
+
+class KVExchange(Protocol):
+    """Copies blocks out of other workers' pools into ours."""
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """Our own pool: [blocks, kv_heads, layers, 2, block_size, head_dim]."""
+        ...
+
+    def map_peer(self, worker: WorkerName, epoch: int, layout: RankLayout, descriptor: int) -> None:
+        """Map a peer's pool; takes over the descriptor."""
+        ...
+
+    def unmap_instance(self, instance: str, epoch: int) -> None:
+        """Forget the pools of an incarnation that has ended. Idempotent."""
+        ...
+
+    def begin(self, pull: Pull) -> None:
+        """Start a pull.
+
+        Raises:
+            UnknownPeer: the handle's owner is not mapped in that epoch.
+        """
+        ...
+
+    def finished(self) -> list[PullResult]:
+        """Pulls that have ended since the last call."""
+        ...
+
+
+class UnknownPeer(Exception):
+    """A handle names an instance or an epoch that is not mapped here."""

@@ -1,0 +1,1 @@
+"""Model families, written over the kernel seam."""

@@ -1,0 +1,271 @@
+"""Every message between the daemon and its workers, as tagged types.
+
+Commands go down, events come up, over one ordered ZeroMQ link per worker. Handle them by `match`
+and close with `assert_never`, so that a forgotten one is a type error. How they become bytes is
+`codec`'s business. All times are seconds of CLOCK_MONOTONIC, which processes of one node share.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from ipc.kv_layout import RankLayout
+from ipc.vocabulary import (
+    DType,
+    FinishReason,
+    KVHandle,
+    Parallelism,
+    Role,
+    SamplingParams,
+    TokenLogprobs,
+    WorkerName,
+)
+
+PROTOCOL_VERSION = 1
+
+
+class LoadFormat(StrEnum):
+    """Where weights come from: the model's safetensors files, or random numbers (benchmarks)."""
+
+    SAFETENSORS = "safetensors"
+    DUMMY = "dummy"
+
+
+class MixedPolicy(msgspec.Struct, frozen=True):
+    """How a mixed instance shares its steps: whole prompts first, or chunks beside the decodes.
+
+    `chunk_tokens` is the token budget of a step when prompts are chunked; None runs waiting
+    prompts whole, before any decode step.
+    """
+
+    chunk_tokens: int | None = None
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a worker needs to know to start; the first message over its inherited channel."""
+
+    name: WorkerName
+    epoch: int
+    role: Role
+    parallelism: Parallelism
+    endpoint: str
+    model_dir: str
+    dtype: DType
+    load_format: LoadFormat = LoadFormat.SAFETENSORS
+    device: int = 0
+    cpu_cores: tuple[int, ...] = ()
+    num_threads: int = 1
+    kv_bytes: int
+    block_size: int
+    max_context_tokens: int
+    prefill_tokens: int
+    max_batch: int
+    mixed: MixedPolicy = MixedPolicy()
+    num_token_ids: int | None = None
+
+
+class SequenceStart(msgspec.Struct, frozen=True):
+    """A choice that enters decode: its id there, its index among the choices, its tokens so far."""
+
+    seq_id: int
+    choice: int
+    output: tuple[int, ...]
+
+
+# ---- commands: daemon -> leader -------------------------------------------------------------
+
+
+class Prefill(msgspec.Struct, frozen=True, tag=True):
+    """Compute `prompt + output` and draw one next token for each of `choices`.
+
+    `output` is not empty when a choice that was already under way is prefilled again. A mixed
+    instance goes on to decode the choices itself, under the same `seq_ids`; a prefill instance
+    answers `Prefilled` with a handle and keeps the blocks until `Release`.
+    """
+
+    request_id: int
+    seq_ids: tuple[int, ...]
+    choices: tuple[int, ...]
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    sampling: SamplingParams
+    prompt_logprobs: int | None = None
+
+
+class Decode(msgspec.Struct, frozen=True, tag=True):
+    """Pull the handle's blocks when there is room, then decode the given choices together."""
+
+    request_id: int
+    handle: KVHandle
+    sequences: tuple[SequenceStart, ...]
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Stop these choices wherever they are; idempotent. Answered by `Gone` for each one known."""
+
+    request_id: int
+    seq_ids: tuple[int, ...]
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """The last reader of a prefilled prompt's blocks has ended: free them."""
+
+    request_id: int
+
+
+class PeerUp(msgspec.Struct, frozen=True, tag=True):
+    """A worker whose pool may be read; its descriptor has been sent over the channel before."""
+
+    worker: WorkerName
+    epoch: int
+    layout: RankLayout
+
+
+class PeerDown(msgspec.Struct, frozen=True, tag=True):
+    """An instance's epoch has ended: unmap its pools and drop what waits to be pulled from it."""
+
+    instance: str
+    epoch: int
+
+
+class SetRole(msgspec.Struct, frozen=True, tag=True):
+    """Change what the leader's policy does; nothing is reloaded."""
+
+    role: Role
+    mixed: MixedPolicy = MixedPolicy()
+
+
+class Audit(msgspec.Struct, frozen=True, tag=True):
+    """Check the block books now and answer with `Stats`."""
+
+
+class Exit(msgspec.Struct, frozen=True, tag=True):
+    """Leave the step loop and end the process."""
+
+
+Command = Prefill | Decode | Abort | Release | PeerUp | PeerDown | SetRole | Audit | Exit
+
+
+# ---- events: worker -> daemon ---------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """First words of a new process."""
+
+    worker: WorkerName
+    pid: int
+    protocol: int = PROTOCOL_VERSION
+
+
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """What a starting worker is at, for status lines; `fraction` runs from 0 to 1."""
+
+    stage: str
+    fraction: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The worker can serve: its pool (the descriptor went over the channel) and how it computes."""
+
+    layout: RankLayout
+    kernels: str
+    load_s: float
+
+
+class Prefilled(msgspec.Struct, frozen=True, tag=True):
+    """One next token per choice. `handle` is None when nothing is left to hand over.
+
+    That is when every choice finished on this token, or when the instance decodes them itself.
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    finished: tuple[FinishReason | None, ...]
+    handle: KVHandle | None
+    started_s: float
+    ended_s: float
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+
+class Pulled(msgspec.Struct, frozen=True, tag=True):
+    """Every rank has copied the handle's blocks: the daemon may release them."""
+
+    request_id: int
+    num_bytes: int
+    started_s: float
+    ended_s: float
+
+
+class TokenRow(msgspec.Struct, frozen=True, array_like=True):
+    """What one choice gained in a step."""
+
+    seq_id: int
+    token_ids: tuple[int, ...]
+    finished: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True):
+    """The one hot message: all that a decode step produced. `started_s` is the step's launch."""
+
+    started_s: float
+    rows: tuple[TokenRow, ...]
+
+
+class Gone(msgspec.Struct, frozen=True, tag=True):
+    """These choices are no longer here, and nothing of ours reads or writes for them any more."""
+
+    request_id: int
+    seq_ids: tuple[int, ...]
+
+
+class Preempted(msgspec.Struct, frozen=True, tag=True):
+    """A choice gave its blocks back under pressure; it wants to be prefilled again."""
+
+    seq_id: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A command that this leader cannot carry out; nothing of it is held here."""
+
+    request_id: int
+    seq_ids: tuple[int, ...]
+    reason: str
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The leader's books: progress, load and blocks. free + held + in use = total, always."""
+
+    num_steps: int
+    prefill_tokens: int
+    decode_tokens: int
+    prefill_steps: int
+    decode_steps: int
+    num_pulls: int
+    pulled_bytes: int
+    num_preempted: int
+    num_waiting: int
+    num_running: int
+    blocks_total: int
+    blocks_free: int
+    blocks_held: int
+    blocks_in_use: int
+    last_step_s: float
+    control_s: float
+    audit_failures: int
+
+
+Event = Hello | Loading | Ready | Prefilled | Pulled | Gone | Preempted | Refused | Stats
+
+
+# ---- the channel: an inherited Unix socket pair that carries descriptors ---------------------
+
+
+class PoolDescriptor(msgspec.Struct, frozen=True, tag=True):
+    """Precedes a memory file descriptor: whose pool it is, and of which incarnation."""
+
+    worker: WorkerName
+    epoch: int

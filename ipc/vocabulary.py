@@ -1,0 +1,144 @@
+"""The nouns that cross a room's wall: roles, shapes, placements, sampling parameters, KV handles.
+
+Everything here is frozen, small and free of behaviour that needs a clock, a socket or a tensor.
+Field terms are the paper's (DistServe, arXiv 2401.09670).
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Role(StrEnum):
+    """What an instance does: only prefill, only decode, or both on the same device."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+    @property
+    def prefills(self) -> bool:
+        return self is not Role.DECODE
+
+    @property
+    def decodes(self) -> bool:
+        return self is not Role.PREFILL
+
+
+class DType(StrEnum):
+    """Element type of weights, activations and the KV cache."""
+
+    BF16 = "bfloat16"
+    FP16 = "float16"
+    FP32 = "float32"
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 if self is DType.FP32 else 2
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended, in the words of the OpenAI API."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Parallelism(msgspec.Struct, frozen=True):
+    """Intra-operator (tp) and inter-operator (pp) degrees of one instance."""
+
+    tp: int = 1
+    pp: int = 1
+
+    @property
+    def num_workers(self) -> int:
+        return self.tp * self.pp
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """The workers of one stage of one instance: `tp` devices of one node."""
+
+    node: str
+    devices: tuple[int, ...]
+
+
+class InstanceSpec(msgspec.Struct, frozen=True):
+    """One full copy of the model: its role, its shape, and one segment per stage."""
+
+    name: str
+    role: Role
+    parallelism: Parallelism
+    segments: tuple[Segment, ...]
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Which instances exist and on which devices."""
+
+    version: int
+    instances: tuple[InstanceSpec, ...]
+
+
+class WorkerName(msgspec.Struct, frozen=True):
+    """One process: instance, pipeline stage and tensor-parallel rank."""
+
+    instance: str
+    stage: int = 0
+    tp_rank: int = 0
+
+    @property
+    def is_leader(self) -> bool:
+        """The leader alone decides what its instance runs next."""
+        return self.stage == 0 and self.tp_rank == 0
+
+    def __str__(self) -> str:
+        return f"{self.instance}/{self.stage}.{self.tp_rank}"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drawn and when a choice ends, checked and filled in at the HTTP edge.
+
+    `end_token_ids` holds every id that ends a choice: the model's end-of-sequence ids (unless the
+    client said `ignore_eos`) and the client's own. Before `min_tokens` output tokens they cannot
+    be drawn. `logprobs` is the number of alternatives reported per token; 0 means the drawn token
+    alone, None means no log probabilities.
+    """
+
+    max_tokens: int
+    seed: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    end_token_ids: tuple[int, ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probability of a token and of the likeliest alternatives, from the raw logits."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class KVHandle(msgspec.Struct, frozen=True):
+    """Where a prefilled prompt's keys and values wait until a decode instance pulls them.
+
+    `epoch` is the owner's incarnation: a handle of an earlier one names memory that is gone.
+    Block ids are instance-wide: the same on every rank of the owner.
+    """
+
+    owner: str
+    epoch: int
+    request_id: int
+    block_ids: tuple[int, ...]
+    num_tokens: int

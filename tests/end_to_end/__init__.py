@@ -1,0 +1,1 @@
+"""Tests that run whole services: real workers, real sockets, real HTTP."""
