@@ -1,0 +1,89 @@
+"""A node's status as tables for people."""
+
+from rich.table import Table
+from rich.text import Text
+
+from daemon.admin_protocol import InstanceStatus, NodeState, Status
+
+_COLOURS = {
+    NodeState.STARTING: "yellow",
+    NodeState.READY: "green",
+    NodeState.DEGRADED: "red",
+    NodeState.DRAINING: "yellow",
+}
+
+
+def tables_of(status: Status) -> tuple[Table, Table, Table]:
+    """The node, its instances as processes, and what they have to do. Each fits 80 columns."""
+    return _node_table(status), _process_table(status.instances), _load_table(status.instances)
+
+
+def _node_table(status: Status) -> Table:
+    table = Table.grid(padding=(0, 2))
+    requests = ", ".join(f"{count} {phase}" for phase, count in status.requests.items() if count)
+    table.add_row("node", Text(status.state, style=_COLOURS[status.state]))
+    table.add_row("model", Text(status.model))
+    table.add_row("version", Text(f"{status.version}, process {status.pid}"))
+    table.add_row("up", _duration(status.uptime_s))
+    table.add_row("requests", Text(requests or "none"))
+    return table
+
+
+def _process_table(instances: tuple[InstanceStatus, ...]) -> Table:
+    table = _table("instance", "role", "state", "pid", "restarts", "last exit", "kernels")
+    for instance in instances:
+        _add_row(
+            table,
+            instance.name,
+            instance.role,
+            instance.state,
+            instance.pid or "-",
+            instance.restarts,
+            instance.last_exit or "-",
+            instance.kernels or "-",
+        )
+    return table
+
+
+def _load_table(instances: tuple[InstanceStatus, ...]) -> Table:
+    table = _table(
+        "instance",
+        "queue",
+        "wait",
+        "run",
+        "blocks used/held/all",
+        "steps P/D",
+        "tokens P/D",
+        "pulls",
+    )
+    for instance in instances:
+        blocks = instance.blocks
+        _add_row(
+            table,
+            instance.name,
+            instance.queue_tokens,
+            instance.waiting,
+            instance.running,
+            f"{blocks.in_use}/{blocks.held}/{blocks.total}",
+            f"{instance.prefill_steps}/{instance.decode_steps}",
+            f"{instance.prefill_tokens}/{instance.decode_tokens}",
+            instance.pulls,
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    return Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+
+
+def _add_row(table: Table, *cells: object) -> None:
+    # Text: no cell is read as markup, whatever a worker wrote into it.
+    table.add_row(*(Text(str(cell)) for cell in cells))
+
+
+def _duration(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    clock = f"{hour}:{minute:02}:{second:02}"
+    return f"{days} d {clock}" if days else clock
