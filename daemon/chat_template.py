@@ -50,14 +50,14 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
-        **extra: Any,
+        extra: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt for a chat; `extra` are further variables that templates may know.
 
         Raises:
             InvalidRequest: the template refuses these messages.
         """
-        scope = {"tools": None, "documents": None, **self._variables, **extra}
+        scope = {"tools": None, "documents": None, **self._variables, **(extra or {})}
         scope |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
             return self._template.render(scope)

@@ -1,0 +1,195 @@
+"""The HTTP face: routes, body limits, and errors in the API's shape.
+
+Knows the controller only as a `Submitter`. Health never asks a worker: it repeats what the
+`Readiness` at hand says.
+"""
+
+import importlib.metadata
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from daemon.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotReady,
+    RouteNotFound,
+    ServeError,
+)
+from daemon.frontend.calls import plan_chat, plan_completion
+from daemon.frontend.json_response import error_response, json_response
+from daemon.frontend.request_log import RequestLog, RequestRecord
+from daemon.frontend.schema import ChatBody, CompletionBody, read_body
+from daemon.frontend.served_model import ServedModel
+from daemon.frontend.sse import Reply
+from daemon.generation import Submitter
+
+MetricsRender = Callable[[], tuple[str, bytes]]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request may cost before it is refused or given up."""
+
+    max_body_bytes: int = 8 * 1024 * 1024
+    stall_s: float = 60.0
+
+
+class Readiness(Protocol):
+    """Whether the service can take requests now."""
+
+    @property
+    def refusal(self) -> NotReady | None:
+        """Why nothing can be served now; None when it can."""
+        ...
+
+
+def build_app(
+    submitter: Submitter,
+    model: ServedModel,
+    readiness: Readiness,
+    metrics_render: MetricsRender,
+    limits: Limits,
+) -> ASGIApp:
+    """The whole HTTP application. `metrics_render` returns a content type and a body."""
+    endpoints = _Endpoints(submitter, model, limits)
+    status = _StatusEndpoints(readiness, metrics_render)
+    app = Starlette(
+        routes=[
+            Route("/v1/completions", endpoints.completions, methods=["POST"]),
+            Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
+            Route("/v1/models", endpoints.models),
+            Route("/v1/models/{model_id:path}", endpoints.model),
+            Route("/health", status.health),
+            Route("/health/live", status.live),
+            Route("/metrics", status.metrics),
+            Route("/version", status.version),
+        ],
+        exception_handlers={
+            ServeError: _on_serve_error,
+            HTTPException: _on_http_exception,
+            ClientDisconnect: _on_disconnect,
+            Exception: _on_unexpected,
+        },
+    )
+    app.router.redirect_slashes = False
+    return RequestLog(app)
+
+
+class _Endpoints:
+    """The API itself."""
+
+    def __init__(self, submitter: Submitter, model: ServedModel, limits: Limits) -> None:
+        self._submitter = submitter
+        self._model = model
+        self._limits = limits
+
+    async def completions(self, request: Request) -> ASGIApp:
+        body = read_body(await self._read(request), CompletionBody)
+        call = await plan_completion(body, self._model, self._submitter.max_output)
+        return Reply(call, self._submitter, self._model, stall_s=self._limits.stall_s)
+
+    async def chat_completions(self, request: Request) -> ASGIApp:
+        body = read_body(await self._read(request), ChatBody)
+        call = await plan_chat(body, self._model, self._submitter.max_output)
+        return Reply(call, self._submitter, self._model, stall_s=self._limits.stall_s)
+
+    async def models(self, _: Request) -> Response:
+        return json_response({"object": "list", "data": [self._model.card]})
+
+    async def model(self, request: Request) -> Response:
+        self._model.check_name(request.path_params["model_id"])
+        return json_response(self._model.card)
+
+    async def _read(self, request: Request) -> bytes:
+        _check_headers(request)
+        return await _read_within(request, self._limits.max_body_bytes)
+
+
+class _StatusEndpoints:
+    """What balancers, monitors and people ask for."""
+
+    def __init__(self, readiness: Readiness, metrics_render: MetricsRender) -> None:
+        self._readiness = readiness
+        self._metrics_render = metrics_render
+
+    async def health(self, _: Request) -> Response:
+        refusal = self._readiness.refusal
+        return json_response({"status": "ready"}) if refusal is None else error_response(refusal)
+
+    async def live(self, _: Request) -> Response:
+        return json_response({"status": "alive"})
+
+    async def metrics(self, _: Request) -> Response:
+        content_type, body = self._metrics_render()
+        return Response(body, headers={"content-type": content_type})
+
+    async def version(self, _: Request) -> Response:
+        return json_response({"version": _version()})
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("distserved")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _check_headers(request: Request) -> None:
+    """Only plain JSON is read; a form from some web page's script is not."""
+    content_type = request.headers.get("content-type", "application/json")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise InvalidRequest("The Content-Type must be application/json.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise InvalidRequest("A Content-Encoding is not supported.")
+
+
+async def _read_within(request: Request, max_bytes: int) -> bytes:
+    """The body; refused by its announced length, or as soon as it has grown too long."""
+    too_large = BodyTooLarge(f"The body must have at most {max_bytes} bytes.")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise too_large
+    return bytes(body)
+
+
+async def _on_serve_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServeError)
+    RequestRecord.of(request.scope).error = error.code or error.kind
+    return error_response(error)
+
+
+async def _on_http_exception(_: Request, error: Exception) -> Response:
+    """What the router refuses: no such path, or no such verb for it."""
+    assert isinstance(error, HTTPException)
+    headers = error.headers
+    match error.status_code:
+        case 404:
+            return error_response(RouteNotFound("There is no such path."), headers)
+        case 405:
+            return error_response(MethodNotAllowed("The path does not take this method."), headers)
+        case _:
+            return error_response(InvalidRequest(error.detail), headers)
+
+
+async def _on_disconnect(request: Request, _: Exception) -> Response:
+    """The client left while it was still sending; this response goes nowhere."""
+    RequestRecord.of(request.scope).error = "client_gone"
+    return Response(status_code=499)
+
+
+async def _on_unexpected(_: Request, __: Exception) -> Response:
+    """The outermost layer logs it."""
+    return error_response(ServeError("The service failed."))
