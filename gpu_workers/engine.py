@@ -1,0 +1,150 @@
+"""Put one worker's engine together: configuration, pool, kernels, weights, executor.
+
+The worker and `distserve profile` build theirs here; they differ in whose pool it is.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+
+from gpu_workers.cpu_kernels import CpuKernels
+from gpu_workers.errors import ModelError
+from gpu_workers.executor import Executor
+from gpu_workers.kernels import Geometry, Kernels
+from gpu_workers.kv_exchange import KVExchange
+from gpu_workers.models.config import ModelConfig
+from gpu_workers.models.registry import build_model, is_optional, weight_shapes
+from gpu_workers.models.rope import rope_table
+from gpu_workers.step_plan import Pull, PullResult
+from gpu_workers.weights import DummyWeights, SafetensorsWeights, WeightSource
+from ipc.kv_layout import RankLayout, Span
+from ipc.messages import LoadFormat
+from ipc.vocabulary import DType, WorkerName
+
+logger = logging.getLogger(__name__)
+
+TORCH_DTYPES = {
+    DType.BF16: torch.bfloat16,
+    DType.FP16: torch.float16,
+    DType.FP32: torch.float32,
+}
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run a model: fields as in `WorkerConfig`."""
+
+    model_dir: str
+    dtype: DType
+    load_format: LoadFormat = LoadFormat.SAFETENSORS
+    max_context_tokens: int
+    num_token_ids: int | None = None
+
+
+def pool_layout(config: ModelConfig, *, dtype: DType, block_size: int, kv_bytes: int) -> RankLayout:
+    """The layout of a pool that fits into `kv_bytes` and holds all layers and heads.
+
+    Raises:
+        ModelError: not even one block fits.
+    """
+    block_bytes = config.kv_bytes_per_token(dtype) * block_size
+    if kv_bytes < block_bytes:
+        raise ModelError(
+            f"{config.name}: {kv_bytes} bytes of KV cache hold no block of {block_bytes} bytes"
+        )
+    return RankLayout(
+        layers=Span(0, config.num_layers),
+        heads=Span(0, config.num_kv_heads),
+        num_blocks=kv_bytes // block_bytes,
+        block_size=block_size,
+        head_dim=config.head_dim,
+        dtype=dtype,
+    )
+
+
+def build_executor(
+    config: ModelConfig,
+    spec: EngineSpec,
+    exchange: KVExchange,
+    *,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> Executor:
+    """Load the weights and join them with the exchange's pool.
+
+    Args:
+        config: as read from `spec.model_dir`.
+        exchange: owns the pool, laid out as `pool_layout` says.
+        progress: called with the fraction of the weights that are loaded.
+
+    Raises:
+        ModelError: the weights are not the model's, or the context is longer than it can be.
+    """
+    if spec.max_context_tokens > config.max_positions:
+        raise ModelError(
+            f"{config.name} takes {config.max_positions} tokens, "
+            f"a context of {spec.max_context_tokens} was asked for"
+        )
+    kernels = build_kernels(config, exchange.pool, spec.max_context_tokens)
+    weights = open_weights(config, spec, progress)
+    with torch.inference_mode():
+        model = build_model(config, kernels, weights)
+    logger.info("%s loaded as %s on %s kernels", config.name, spec.dtype, kernels.name)
+    return Executor(
+        model,
+        kernels,
+        exchange,
+        max_context_tokens=spec.max_context_tokens,
+        num_token_ids=spec.num_token_ids,
+    )
+
+
+def build_kernels(config: ModelConfig, pool: torch.Tensor, max_context_tokens: int) -> Kernels:
+    """The fastest kernels that this machine has for the model."""
+    table = None
+    if config.rope is not None:
+        table = rope_table(config.rope, config.head_dim, max_context_tokens)
+    return CpuKernels(pool, Geometry(config.num_heads, config.head_dim**-0.5, table))
+
+
+def open_weights(
+    config: ModelConfig, spec: EngineSpec, progress: Callable[[float], None]
+) -> WeightSource:
+    """The source that the spec names, checked against the model. Raises ModelError."""
+    shapes, dtype = weight_shapes(config), TORCH_DTYPES[spec.dtype]
+    if spec.load_format is LoadFormat.DUMMY:
+        return DummyWeights(shapes, dtype, progress=progress)
+    return SafetensorsWeights(
+        Path(spec.model_dir),
+        shapes,
+        dtype,
+        optional=lambda name: is_optional(config, name),
+        progress=progress,
+    )
+
+
+class PrivatePool:
+    """A `KVExchange` without peers: a pool of our own and nobody to pull from."""
+
+    def __init__(self, layout: RankLayout) -> None:
+        self._pool = torch.zeros(layout.shape, dtype=TORCH_DTYPES[layout.dtype])
+
+    @property
+    def pool(self) -> torch.Tensor:
+        return self._pool
+
+    def map_peer(self, worker: WorkerName, epoch: int, layout: RankLayout, descriptor: int) -> None:
+        raise AssertionError(f"a private pool has no peers, and {worker} is one")
+
+    def unmap_instance(self, instance: str, epoch: int) -> None:
+        """Nothing was ever mapped."""
+
+    def knows(self, instance: str, epoch: int) -> bool:
+        return False
+
+    def begin(self, pull: Pull) -> None:
+        raise AssertionError(f"a private pool has no peers, and {pull.handle.owner} is one")
+
+    def finished(self) -> list[PullResult]:
+        return []

@@ -1,0 +1,148 @@
+"""Carries out step plans on one rank: changes its table, runs the model, draws tokens.
+
+Knows nothing of queues, requests or why a row is in a step. The loop around it is plan -> launch ->
+collect; sequence lengths advance at launch. On CPU a launch computes the step; `collect` hands
+over what it drew.
+"""
+
+from collections.abc import Sequence as Items
+
+import msgspec
+import torch
+
+from gpu_workers.batch import Batch, BatchRow, build_batch
+from gpu_workers.kernels import Kernels
+from gpu_workers.kv_exchange import KVExchange
+from gpu_workers.models.layers import Model
+from gpu_workers.sampler import Draw, Drawn, draw_tokens, prompt_logprobs
+from gpu_workers.sequence_table import SequenceTable
+from gpu_workers.step_plan import BlockCopy, Row, RowResult, StepPlan, StepResult
+from ipc.vocabulary import TokenLogprobs
+
+PROMPT_LOGITS_ROWS = 128  # prompt positions whose logits exist at the same time
+
+
+class Launched(msgspec.Struct, frozen=True):
+    """A step under way. Hand it to `Executor.collect`, in launch order."""
+
+    step_id: int
+    rows: tuple[RowResult, ...]
+
+
+class Executor:
+    """One rank's engine.
+
+    Args:
+        model: a whole model (pipeline stages exchange hidden states, which comes later).
+        kernels: what `model` was built with.
+        exchange: owner of the pool that `kernels` writes to; begins pulls.
+        max_context_tokens: the longest sequence a plan may name.
+        num_token_ids: ids from here up are padding of the vocabulary; None if there is none.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        kernels: Kernels,
+        exchange: KVExchange,
+        *,
+        max_context_tokens: int,
+        num_token_ids: int | None = None,
+    ) -> None:
+        self.model = model
+        self.kernels = kernels
+        self.exchange = exchange
+        self.max_context_tokens = max_context_tokens
+        self.num_token_ids = min(num_token_ids or model.config.vocab_size, model.config.vocab_size)
+        block_size = exchange.pool.shape[4]
+        self._table = SequenceTable(block_size=block_size, max_tokens=max_context_tokens)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in this rank's table."""
+        return len(self._table)
+
+    @property
+    def kernels_name(self) -> str:
+        """How this rank computes, for logs and metrics."""
+        return self.kernels.name
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Carry out a plan: removed, added, blocks, copies, pulls, rows."""
+        self._table.apply(plan)
+        self._copy_blocks(plan.copies)
+        for pull in plan.pulls:
+            self.exchange.begin(pull)
+        return Launched(plan.step_id, self._run(plan.rows) if plan.rows else ())
+
+    def collect(self, launched: object) -> StepResult:
+        """Wait for a launched step and say what its drawing rows drew, in the plan's order."""
+        assert isinstance(launched, Launched)
+        return StepResult(launched.step_id, launched.rows)
+
+    def _copy_blocks(self, copies: Items[BlockCopy]) -> None:
+        pool = self.exchange.pool
+        for copy in copies:
+            pool[copy.target].copy_(pool[copy.source])
+
+    @torch.inference_mode()
+    def _run(self, rows: Items[Row]) -> tuple[RowResult, ...]:
+        batch = build_batch(self._table, rows)
+        self.kernels.prepare(batch)
+        hidden = self.model.forward(batch)  # (head_rows, hidden)
+        for row in batch.rows:
+            row.sequence.computed = row.total
+        drawing = [row for row in batch.rows if row.draws]
+        self._score_prompts(batch, hidden[len(drawing) :])
+        results = self._draw(drawing, hidden[: len(drawing)])
+        return tuple(results[row.sequence] for row in rows if row.draws)
+
+    def _draw(self, drawing: Items[BatchRow], hidden: torch.Tensor) -> dict[int, RowResult]:
+        if not drawing:
+            return {}
+        draws = [
+            Draw(index, start.sampling, choice, row.sequence.tokens, len(start.prompt))
+            for index, row in enumerate(drawing)
+            for start in (row.sequence.start,)
+            for choice in start.choices
+        ]
+        drawn = iter(draw_tokens(self.model.logits(hidden), draws, self.num_token_ids))
+        results = {}
+        for row in drawing:
+            tokens = [next(drawn) for _ in row.sequence.start.choices]
+            results[row.sequence.start.sequence] = _result(row, tokens)
+        return results
+
+    def _score_prompts(self, batch: Batch, hidden: torch.Tensor) -> None:
+        """Log probabilities of the prompt tokens that this step's logits are about."""
+        done = 0
+        for row in batch.rows:
+            start, stop = row.prompt_logprob_span
+            first = row.computed + 1  # the prompt token that the first of these logits is about
+            targets = row.sequence.tokens[first : first + stop - start]
+            for offset in range(0, len(targets), PROMPT_LOGITS_ROWS):
+                part = targets[offset : offset + PROMPT_LOGITS_ROWS]
+                rows = hidden[done + offset : done + offset + len(part)]
+                row.sequence.prompt_logprobs += self._score(row, rows, part)
+            done += len(targets)
+
+    def _score(
+        self, row: BatchRow, hidden: torch.Tensor, targets: Items[int]
+    ) -> list[TokenLogprobs]:
+        num_top = row.sequence.start.prompt_logprobs or 0
+        return prompt_logprobs(self.model.logits(hidden), targets, num_top, self.num_token_ids)
+
+
+def _result(row: BatchRow, drawn: Items[Drawn]) -> RowResult:
+    """What a row drew; a single choice goes on in this sequence, so its token joins the table."""
+    sequence = row.sequence
+    token_ids = tuple(token.token_id for token in drawn)
+    if len(token_ids) == 1:
+        sequence.tokens.append(token_ids[0])
+    logprobs = tuple(token.logprobs for token in drawn if token.logprobs is not None)
+    return RowResult(
+        sequence.start.sequence,
+        token_ids,
+        logprobs=logprobs or None,
+        prompt_logprobs=sequence.take_prompt_logprobs(),
+    )
