@@ -1,1 +1,1 @@
-"""The node's asyncio daemon: owns every request, its workers, its interfaces. Never imports torch."""
+"""The asyncio daemon: owns every request, its workers, its interfaces. Never imports torch."""

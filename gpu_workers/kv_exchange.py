@@ -22,19 +22,24 @@ class KVExchange(Protocol):
         ...
 
     def map_peer(self, worker: WorkerName, epoch: int, layout: RankLayout, descriptor: int) -> None:
-        """Map a peer's pool; takes over the descriptor."""
+        """Map a peer's pool; takes over the descriptor.
+
+        Raises:
+            LayoutMismatch: the peer's blocks cannot be copied into ours; names both values.
+            PoolUnavailable: the descriptor is not that pool.
+        """
         ...
 
     def unmap_instance(self, instance: str, epoch: int) -> None:
         """Forget the pools of an incarnation that has ended. Idempotent."""
         ...
 
-    def begin(self, pull: Pull) -> None:
-        """Start a pull.
+    def knows(self, instance: str, epoch: int) -> bool:
+        """Whether that incarnation's pools are mapped, so that its handles can be pulled."""
+        ...
 
-        Raises:
-            UnknownPeer: the handle's owner is not mapped in that epoch.
-        """
+    def begin(self, pull: Pull) -> None:
+        """Start a pull from an instance that is known."""
         ...
 
     def finished(self) -> list[PullResult]:
@@ -43,4 +48,4 @@ class KVExchange(Protocol):
 
 
 class UnknownPeer(Exception):
-    """A handle names an instance or an epoch that is not mapped here."""
+    """A pull or a mapping that this exchange has no way to carry out."""

@@ -87,6 +87,14 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
+def check_same_blocks(destination: RankLayout, source: RankLayout) -> None:
+    """Raises LayoutMismatch when blocks of one cannot be copied into the other's."""
+    for field in ("block_size", "head_dim", "dtype"):
+        ours, theirs = getattr(destination, field), getattr(source, field)
+        if ours != theirs:
+            raise LayoutMismatch(f"{field} differs: {theirs} at the source, {ours} here")
+
+
 def pieces(destination: RankLayout, sources: Sequence[RankLayout]) -> list[Piece]:
     """What `destination` copies from each of `sources` so that each plane is written once.
 
@@ -99,7 +107,7 @@ def pieces(destination: RankLayout, sources: Sequence[RankLayout]) -> list[Piece
     found: list[Piece] = []
     covered: set[tuple[int, int]] = set()
     for index, source in enumerate(sources):
-        _check(destination, source)
+        check_same_blocks(destination, source)
         layers, heads = destination.layers.meet(source.layers), destination.heads.meet(source.heads)
         if layers is None or heads is None or (layers.start, heads.start) in covered:
             continue
@@ -125,10 +133,3 @@ def pieces(destination: RankLayout, sources: Sequence[RankLayout]) -> list[Piece
 
 def _ends(span: Span) -> tuple[int, int]:
     return span.start, span.stop
-
-
-def _check(destination: RankLayout, source: RankLayout) -> None:
-    for field in ("block_size", "head_dim", "dtype"):
-        ours, theirs = getattr(destination, field), getattr(source, field)
-        if ours != theirs:
-            raise LayoutMismatch(f"{field} differs: {theirs} at the source, {ours} here")

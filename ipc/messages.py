@@ -78,12 +78,15 @@ class SequenceStart(msgspec.Struct, frozen=True):
 class Prefill(msgspec.Struct, frozen=True, tag=True):
     """Compute `prompt + output` and draw one next token for each of `choices`.
 
-    `output` is not empty when a choice that was already under way is prefilled again. A mixed
-    instance goes on to decode the choices itself, under the same `seq_ids`; a prefill instance
-    answers `Prefilled` with a handle and keeps the blocks until `Release`.
+    `output` is not empty when a choice that was already under way is prefilled again; `arrival`
+    is the client's place in the daemon's count, kept over such repeats, and queues are in its
+    order. A mixed instance goes on to decode the choices itself, under the same `seq_ids`; a
+    prefill instance answers `Prefilled` with a handle and keeps the blocks until `Release`.
+    `sampling.max_tokens` 0 scores the prompt alone: no token is reported.
     """
 
     request_id: int
+    arrival: int
     seq_ids: tuple[int, ...]
     choices: tuple[int, ...]
     prompt: tuple[int, ...]
@@ -96,6 +99,7 @@ class Decode(msgspec.Struct, frozen=True, tag=True):
     """Pull the handle's blocks when there is room, then decode the given choices together."""
 
     request_id: int
+    arrival: int
     handle: KVHandle
     sequences: tuple[SequenceStart, ...]
     prompt: tuple[int, ...]
@@ -164,6 +168,12 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
 
     stage: str
     fraction: float
+
+
+class Broken(msgspec.Struct, frozen=True, tag=True):
+    """The worker cannot start, and would not at a second try either; for people."""
+
+    reason: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -258,7 +268,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     audit_failures: int
 
 
-Event = Hello | Loading | Ready | Prefilled | Pulled | Gone | Preempted | Refused | Stats
+Event = Hello | Loading | Broken | Ready | Prefilled | Pulled | Gone | Preempted | Refused | Stats
 
 
 # ---- the channel: an inherited Unix socket pair that carries descriptors ---------------------

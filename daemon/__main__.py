@@ -1,0 +1,114 @@
+"""The `distserve` command: a table of commands and what each hands over to.
+
+`serve`, `console` and `models` run here; commands that need torch are handed over to a process of
+the workers' room.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from daemon import console, journal, models, serve
+from daemon.config import read_config
+from daemon.errors import ExitError
+from ipc.messages import LoadFormat
+from ipc.vocabulary import DType
+
+EXIT_USAGE = 64
+
+USAGE = """usage: distserve COMMAND [options]
+
+  serve     run the node's daemon: workers, HTTP, console (distserve serve --help)
+  console   look at a running daemon, or drain it (distserve console --help)
+  models    fetch the embedded default model (distserve models --help)
+  profile   measure step times and L_m of a worker into a table (distserve profile --help)
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code: 0, or the class's of the error that ended the command (sysexits)."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0 if arguments else EXIT_USAGE
+    command = COMMANDS.get(arguments[0])
+    if command is None:
+        print(f"distserve: there is no command {arguments[0]!r}\n\n{USAGE}", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        return command(arguments[1:])
+    except ExitError as error:
+        print(f"distserve {arguments[0]}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def serve_command(argv: list[str]) -> int:
+    flags = vars(_serve_parser().parse_args(argv))
+    config_file = flags.pop("config")
+    config = read_config(Path(config_file) if config_file else None, flags)
+    journal.set_up(logging.getLevelNamesMapping()[config.log_level.upper()])
+    serve.run(config)
+    return 0
+
+
+def profile_command(argv: list[str]) -> int:
+    """Replaces this process: the table is made where torch is."""
+    python = [sys.executable, "-P", "-m", "gpu_workers", "profile", *argv]
+    os.execv(sys.executable, python)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "serve": serve_command,
+    "console": console.main,
+    "models": models.main,
+    "profile": profile_command,
+}
+
+
+def _serve_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="distserve serve",
+        description="Run the daemon of one node. Every option may also stand in a TOML file, "
+        "with underscores for dashes; a flag wins over the file.",
+        epilog="example: distserve serve --model models/smollm2 --prefill 1 --decode 1 --port 8000",
+    )
+
+    def option(name: str, text: str, **how: Any) -> None:
+        parser.add_argument(f"--{name}", default=None, help=text, **how)
+
+    option("config", "TOML file with any of the options below", metavar="FILE")
+    option("model", "local Hugging Face directory (default models/smollm2)", metavar="DIR")
+    option("served-model-name", "the model's id in the API (default: the directory's name)")
+    option("host", "address to listen on (default 127.0.0.1)")
+    option("port", "port to listen on (default 8000)", type=int)
+    option("prefill", "instances that only prefill (default 1)", type=int, metavar="N")
+    option("decode", "instances that only decode (default 1)", type=int, metavar="N")
+    option("mixed", "instances that do both (default 0)", type=int, metavar="N")
+    option("chunk-tokens", "mixed instances: token budget of a step, prompts in chunks; "
+           "without it, waiting prompts run whole and first", type=int, metavar="N")  # fmt: skip
+    option("dtype", "weights, activations and KV cache (default bfloat16)",
+           choices=[d.value for d in DType])  # fmt: skip
+    option("load-format", "dummy: random weights, for benchmarks (default safetensors)",
+           choices=[f.value for f in LoadFormat])  # fmt: skip
+    option("max-context-tokens", "longest prompt + output (default: the model's own)", type=int)
+    option("kv-cache-gib", "KV pool of each worker in GiB (default 1.0)", type=float)
+    option("block-size", "tokens in a KV block (default 32)", type=int)
+    option("prefill-tokens", "L_m: prompts are packed up to this many tokens (default 512; "
+           "`distserve profile` measures it)", type=int)  # fmt: skip
+    option("max-batch", "choices that decode together at most (default 256)", type=int)
+    option("max-queued", "requests that may wait before 429 is answered (default 1024)", type=int)
+    option("threads-per-worker", "compute threads (default: an equal share of the cores)", type=int)
+    option("drain-s", "seconds that running requests get at the end (default 30)", type=float)
+    option("start-timeout-s", "seconds a worker may take to be ready (default 600)", type=float)
+    option("run-dir", "where the sockets live (default: $RUNTIME_DIRECTORY, "
+           "$XDG_RUNTIME_DIR/distserved or /tmp/distserved-UID)", metavar="DIR")  # fmt: skip
+    option("log-level", "debug, info, warning or error (default info)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

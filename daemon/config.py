@@ -1,0 +1,129 @@
+"""The daemon's configuration: frozen, checked once, the same keys in the TOML file and as flags.
+
+A flag wins over the file, the file over the default. Unknown keys are errors, and every message
+carries the path to its field.
+"""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from daemon.errors import ConfigError
+from ipc.messages import LoadFormat, MixedPolicy
+from ipc.vocabulary import DType, InstanceSpec, Parallelism, Placement, Role, Segment
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1024)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+DEFAULT_CONTEXT_TOKENS = 2048
+LOCAL_NODE = "local"
+
+
+class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that an operator may set; one line each, shown by `distserve serve --help`."""
+
+    model: str = "models/smollm2"
+    served_model_name: str | None = None
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
+    prefill: Count = 1
+    decode: Count = 1
+    mixed: Count = 0
+    dtype: DType = DType.BF16
+    load_format: LoadFormat = LoadFormat.SAFETENSORS
+    max_context_tokens: Positive | None = None
+    kv_cache_gib: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 32
+    prefill_tokens: Positive = 512
+    max_batch: Annotated[int, msgspec.Meta(ge=16)] = 256
+    chunk_tokens: Positive | None = None
+    max_queued: Positive = 1024
+    threads_per_worker: Positive | None = None
+    drain_s: Seconds = 30.0
+    start_timeout_s: Seconds = 600.0
+    run_dir: str | None = None
+    log_level: str = "info"
+
+    @property
+    def model_dir(self) -> Path:
+        return Path(self.model)
+
+    @property
+    def model_id(self) -> str:
+        return self.served_model_name or self.model_dir.resolve().name
+
+    @property
+    def placement(self) -> Placement:
+        """One device per instance, counted through: prefill first, then decode, then mixed."""
+        roles = [Role.PREFILL] * self.prefill + [Role.DECODE] * self.decode
+        roles += [Role.MIXED] * self.mixed
+        instances = []
+        for device, role in enumerate(roles):
+            name = f"{role.value}-{roles[:device].count(role)}"
+            segment = Segment(node=LOCAL_NODE, devices=(device,))
+            instances.append(InstanceSpec(name, role, Parallelism(), (segment,)))
+        return Placement(version=1, instances=tuple(instances))
+
+    @property
+    def mixed_policy(self) -> MixedPolicy:
+        return MixedPolicy(chunk_tokens=self.chunk_tokens)
+
+
+def read_config(config_file: Path | None, flags: dict[str, Any]) -> DaemonConfig:
+    """Raises ConfigError: the file or a value cannot be used."""
+    values = _read_toml(config_file) if config_file else {}
+    values |= {key: value for key, value in flags.items() if value is not None}
+    try:
+        config = msgspec.convert(values, DaemonConfig)
+    except msgspec.ValidationError as error:
+        where = f"{config_file}: " if config_file else ""
+        raise ConfigError(f"{where}{error}") from error
+    _check(config)
+    return config
+
+
+def model_context(config: DaemonConfig) -> int:
+    """The longest sequence to serve: as configured, but never more than the model was made for.
+
+    Raises:
+        ConfigError: the directory is not a model, or the configured length passes the model's.
+    """
+    config_file = config.model_dir / "config.json"
+    try:
+        model = json.loads(config_file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{config.model}: no config.json there; a model is a local Hugging Face directory "
+            "(`distserve models fetch smollm2` makes one)"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{config_file}: {error}") from error
+    limit = model.get("max_position_embeddings") if isinstance(model, dict) else None
+    if limit is None:
+        return config.max_context_tokens or DEFAULT_CONTEXT_TOKENS
+    if config.max_context_tokens is not None and config.max_context_tokens > limit:
+        raise ConfigError(
+            f"max_context_tokens is {config.max_context_tokens}, the model was made for {limit}"
+        )
+    return config.max_context_tokens or int(limit)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _check(config: DaemonConfig) -> None:
+    roles = [instance.role for instance in config.placement.instances]
+    if not any(role.prefills for role in roles):
+        raise ConfigError("nobody prefills: set prefill or mixed to 1 or more")
+    if not any(role.decodes for role in roles):
+        raise ConfigError("nobody decodes: set decode or mixed to 1 or more")
+    if config.log_level not in ("debug", "info", "warning", "error"):
+        raise ConfigError(f"log_level is {config.log_level!r}: debug, info, warning or error")

@@ -1,0 +1,58 @@
+"""The HTTP listener: one socket bound early, uvicorn on it, signals left to the daemon."""
+
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from daemon.errors import AlreadyRunning, ConfigError
+
+BACKLOG = 2048
+STREAM_END_GRACE_S = 5
+"""How long open responses may take to write their last bytes at the end."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address before anything is spawned.
+
+    Raises:
+        AlreadyRunning: somebody has it.
+        ConfigError: it cannot be had for another reason.
+    """
+    try:
+        return socket.create_server((host, port), backlog=BACKLOG, family=_family(host))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AlreadyRunning(f"{host}:{port} is in use; choose another --port") from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handling: `stop` ends it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=STREAM_END_GRACE_S,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,178 @@
+"""What the daemon counts, as Prometheus metrics. vLLM's names where the meaning is the same.
+
+A registry of our own, so that tests and several daemons in one process do not share counts.
+"""
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+
+from daemon.errors import ServeError
+from daemon.request import Phase, Request
+from ipc.messages import Stats
+
+_LATENCY_BUCKETS_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+    10.0, 20.0, 40.0, 80.0, 160.0,
+)  # fmt: skip
+_TPOT_BUCKETS_S = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0,
+)  # fmt: skip
+_TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+_STAGES = ("prefill_queue", "prefill", "transfer", "decode_queue", "decode")
+_WORKER_COUNTERS = (
+    "num_steps",
+    "prefill_tokens",
+    "decode_tokens",
+    "prefill_steps",
+    "decode_steps",
+    "num_pulls",
+    "pulled_bytes",
+    "num_preempted",
+    "audit_failures",
+)
+
+
+class Metrics:
+    """Every count has one method that says when it changes."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model_name
+        self._open = self._gauge("vllm:num_requests_running", "Requests under way")
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens taken")
+        self._output_tokens = self._counter("vllm:generation_tokens", "Tokens generated")
+        self._success = Counter(
+            "vllm:request_success",
+            "Requests that ended with an answer, by finish reason",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self._ended = Counter(
+            "distserve_requests_ended",
+            "Requests that were taken and have ended, by how",
+            ["ending"],
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "distserve_requests_refused",
+            "Requests refused at the door, by reason",
+            ["reason"],
+            registry=self.registry,
+        )
+        self._ttft = self._histogram(
+            "vllm:time_to_first_token_seconds", "Arrival to first token", _LATENCY_BUCKETS_S
+        )
+        self._tpot = self._histogram(
+            "vllm:time_per_output_token_seconds",
+            "(last token - first token) / (output tokens - 1)",
+            _TPOT_BUCKETS_S,
+        )
+        self._e2e = self._histogram(
+            "vllm:e2e_request_latency_seconds", "Arrival to end", _LATENCY_BUCKETS_S
+        )
+        self._prompt_size = self._histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens per request", _TOKEN_BUCKETS
+        )
+        self._output_size = self._histogram(
+            "vllm:request_generation_tokens", "Output tokens per request", _TOKEN_BUCKETS
+        )
+        self._stages = Histogram(
+            "distserve_stage_seconds",
+            "The five stages of a request's life (DistServe, section 6.3)",
+            ["stage"],
+            buckets=_LATENCY_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._blocks = Gauge(
+            "distserve_kv_blocks",
+            "KV blocks by instance and state",
+            ["instance", "state"],
+            registry=self.registry,
+        )
+        self._worker = Gauge(
+            "distserve_instance",
+            "An instance's own counts since it started",
+            ["instance", "count"],
+            registry=self.registry,
+        )
+        self._up = Gauge(
+            "distserve_instance_up",
+            "1 while the instance can serve",
+            ["instance", "role", "kernels"],
+            registry=self.registry,
+        )
+        self._restarts = Counter(
+            "distserve_instance_restarts",
+            "Times that an instance was started again",
+            ["instance"],
+            registry=self.registry,
+        )
+
+    def render(self) -> tuple[str, bytes]:
+        """(content type, exposition)."""
+        return CONTENT_TYPE_LATEST, generate_latest(self.registry)
+
+    def arrived(self, request: Request) -> None:
+        self._open.inc()
+        self._prompt_tokens.inc(len(request.spec.prompt))
+
+    def tokens(self, count: int) -> None:
+        self._output_tokens.inc(count)
+
+    def refused(self, error: ServeError) -> None:
+        self._refused.labels(error.code or error.kind).inc()
+
+    def ended(self, request: Request, phase: Phase) -> None:
+        """A request that was taken has ended; latencies count only where an answer was given."""
+        self._open.dec()
+        self._ended.labels(phase.name.lower()).inc()
+        if phase is not Phase.FINISHED:
+            return
+        for choice in request.choices:
+            if choice.finished is not None:
+                self._success.labels(self._model, choice.finished.value).inc()
+        self._prompt_size.observe(len(request.spec.prompt))
+        self._output_size.observe(request.num_output)
+        self._observe_times(request)
+
+    def observed(self, instance: str, stats: Stats) -> None:
+        for state in ("free", "held", "in_use"):
+            self._blocks.labels(instance, state).set(getattr(stats, f"blocks_{state}"))
+        for count in _WORKER_COUNTERS:
+            self._worker.labels(instance, count).set(getattr(stats, count))
+
+    def instance_up(self, instance: str, role: str, kernels: str, *, is_up: bool) -> None:
+        self._up.labels(instance, role, kernels).set(is_up)
+
+    def restarted(self, instance: str) -> None:
+        self._restarts.labels(instance).inc()
+
+    def _observe_times(self, request: Request) -> None:
+        clock = request.clock
+        if clock.ended_s is None or clock.first_token_s is None or clock.last_token_s is None:
+            return
+        self._ttft.observe(clock.first_token_s - clock.arrived_s)
+        self._e2e.observe(clock.ended_s - clock.arrived_s)
+        num_output = max(len(choice.output) for choice in request.choices)
+        if num_output > 1:
+            self._tpot.observe((clock.last_token_s - clock.first_token_s) / (num_output - 1))
+        if (stages := clock.stages) is not None:
+            for stage in _STAGES:
+                self._stages.labels(stage).observe(getattr(stages, f"{stage}_s"))
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, ["model_name"], registry=self.registry).labels(self._model)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["model_name"], registry=self.registry).labels(self._model)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry)
+        return family.labels(self._model)

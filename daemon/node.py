@@ -1,0 +1,106 @@
+"""What the node as a whole is: its state, its status, its draining. The console's operator."""
+
+import asyncio
+import os
+import time
+
+from daemon.admin_console import RefusedByState
+from daemon.admin_protocol import BlockCounts, InstanceStatus, NodeState, Status
+from daemon.controller import Controller
+from daemon.errors import Draining, NotReady
+from daemon.supervisor import Supervisor, Ward
+
+
+class Node:
+    """Joins controller and supervisor for those who look at the node from outside."""
+
+    def __init__(
+        self, model_id: str, version: str, controller: Controller, supervisor: Supervisor
+    ) -> None:
+        self._model_id = model_id
+        self._version = version
+        self._controller = controller
+        self._supervisor = supervisor
+        self._started_s = time.monotonic()
+        self._was_ready = False
+
+    @property
+    def state(self) -> NodeState:
+        if self._controller.is_draining:
+            return NodeState.DRAINING
+        if not self._controller.instances.can_serve:
+            return NodeState.DEGRADED if self._was_ready else NodeState.STARTING
+        self._was_ready = True
+        all_ready = all(ward.is_ready for ward in self._supervisor.wards.values())
+        return NodeState.READY if all_ready else NodeState.DEGRADED
+
+    @property
+    def refusal(self) -> NotReady | None:
+        """Why nothing can be served now; None when it can."""
+        if self._controller.is_draining:
+            return Draining("the service is draining and takes no new requests")
+        if not self._controller.instances.can_serve:
+            return NotReady(f"not ready to serve: {self.progress}")
+        return None
+
+    @property
+    def progress(self) -> str:
+        """Where each instance is, in one line."""
+        return ", ".join(f"{w.spec.name} {w.state}" for w in self._supervisor.wards.values())
+
+    def status(self) -> Status:
+        return Status(
+            state=self.state,
+            model=self._model_id,
+            version=self._version,
+            pid=os.getpid(),
+            uptime_s=time.monotonic() - self._started_s,
+            requests=self._controller.phase_counts(),
+            instances=tuple(self._instance(ward) for ward in self._supervisor.wards.values()),
+        )
+
+    async def drain(self, deadline_s: float) -> None:
+        """Take nothing new and wait until nothing is under way.
+
+        Raises:
+            TimeoutError: something still is at the deadline; the node stays draining.
+        """
+        self._controller.is_draining = True
+        async with asyncio.timeout(deadline_s):
+            await self._controller.until_idle()
+
+    def undrain(self) -> None:
+        if not self._controller.is_draining:
+            raise RefusedByState("the node is not draining")
+        self._controller.is_draining = False
+
+    def _instance(self, ward: Ward) -> InstanceStatus:
+        life = ward.life
+        known = self._controller.instances.get(ward.spec.name)
+        stats = known.stats if known else None
+        return InstanceStatus(
+            name=ward.spec.name,
+            role=ward.spec.role,
+            state=ward.state,
+            pid=life.workers[life.leader].pid if life and life.workers else None,
+            epoch=life.epoch if life else 0,
+            restarts=ward.restarts,
+            last_exit=ward.last_exit,
+            queue_tokens=known.prefill_load.queued_tokens if known else 0,
+            running=stats.num_running if stats else 0,
+            waiting=stats.num_waiting if stats else 0,
+            blocks=BlockCounts(
+                total=stats.blocks_total,
+                free=stats.blocks_free,
+                held=stats.blocks_held,
+                in_use=stats.blocks_in_use,
+            )
+            if stats
+            else BlockCounts(),
+            prefill_steps=stats.prefill_steps if stats else 0,
+            decode_steps=stats.decode_steps if stats else 0,
+            prefill_tokens=stats.prefill_tokens if stats else 0,
+            decode_tokens=stats.decode_tokens if stats else 0,
+            pulls=stats.num_pulls if stats else 0,
+            kernels=life.ready[life.leader].kernels if life and life.is_ready else "",
+        )

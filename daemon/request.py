@@ -1,0 +1,162 @@
+"""A request's life: its choices, its trips through prefill and decode, its five stages.
+
+A *trip* carries one or more choices of a request through prefill and then decode. A request
+starts with one trip for all its choices; a choice that was preempted goes on a trip of its own,
+with the tokens that it has. A trip's phases are one enum and a table of allowed steps.
+"""
+
+from enum import Enum, auto
+
+from daemon.generation import Delta, GenerationSpec, StageTimes, TokenStream
+from daemon.text import ChoiceText
+from ipc.vocabulary import FinishReason, TokenLogprobs
+
+
+class Phase(Enum):
+    """Where a trip is."""
+
+    WAITING = auto()  # no instance has it
+    PREFILL = auto()  # queued or running on a prefill (or mixed) instance
+    HANDOFF = auto()  # prefilled, its blocks held, waiting for a decode instance to pull them
+    DECODE = auto()
+    FINISHED = auto()
+    ABORTED = auto()  # the client left
+    FAILED = auto()
+
+
+ENDED = frozenset({Phase.FINISHED, Phase.ABORTED, Phase.FAILED})
+
+NEXT: dict[Phase, frozenset[Phase]] = {
+    Phase.WAITING: frozenset({Phase.PREFILL}) | ENDED,
+    Phase.PREFILL: frozenset({Phase.HANDOFF, Phase.DECODE}) | ENDED,
+    Phase.HANDOFF: frozenset({Phase.DECODE}) | ENDED,
+    Phase.DECODE: ENDED,
+    Phase.FINISHED: frozenset(),
+    Phase.ABORTED: frozenset(),
+    Phase.FAILED: frozenset(),
+}
+
+
+class StageClock:
+    """When a request passed each of the paper's stages (section 6.3), CLOCK_MONOTONIC seconds.
+
+    A later trip (after preemption) changes nothing that was marked: its time counts as decode.
+    """
+
+    def __init__(self, arrived_s: float) -> None:
+        self.arrived_s = arrived_s
+        self.prefill_s: tuple[float, float] | None = None
+        self.pull_s: tuple[float, float] | None = None
+        self.decode_started_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.ended_s: float | None = None
+
+    def prefilled(self, started_s: float, ended_s: float) -> None:
+        self.prefill_s = self.prefill_s or (started_s, ended_s)
+
+    def pulled(self, started_s: float, ended_s: float) -> None:
+        self.pull_s = self.pull_s or (started_s, ended_s)
+
+    def decoding(self, started_s: float) -> None:
+        if self.decode_started_s is None:
+            self.decode_started_s = started_s
+
+    def token(self, now_s: float) -> None:
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        self.last_token_s = now_s
+
+    @property
+    def stages(self) -> StageTimes | None:
+        """The five stages once the request has ended; None before, or when it never ran."""
+        if self.ended_s is None or self.prefill_s is None:
+            return None
+        started, prefilled = self.prefill_s
+        if self.decode_started_s is None:  # it ended on its first token
+            return StageTimes(started - self.arrived_s, self.ended_s - started, 0.0, 0.0, 0.0)
+        pull_started, pull_ended = self.pull_s or (prefilled, prefilled)
+        transfer_s = pull_ended - pull_started
+        return StageTimes(
+            prefill_queue_s=started - self.arrived_s,
+            prefill_s=prefilled - started,
+            transfer_s=transfer_s,
+            decode_queue_s=self.decode_started_s - prefilled - transfer_s,
+            decode_s=self.ended_s - self.decode_started_s,
+        )
+
+
+class Choice:
+    """One continuation of a prompt: its tokens, its text, and how it ended."""
+
+    def __init__(self, index: int, text: ChoiceText) -> None:
+        self.index = index
+        self.output: list[int] = []
+        self.finished: FinishReason | None = None
+        self._text = text
+
+    def take(
+        self,
+        token_ids: tuple[int, ...],
+        finished: FinishReason | None,
+        logprobs: tuple[TokenLogprobs, ...] | None,
+        end_token_ids: tuple[int, ...],
+    ) -> Delta:
+        """Tokens have come: append them, and end by a stop string where one is completed.
+
+        The token that ended a choice is counted but is no part of its text.
+        """
+        self.output.extend(token_ids)
+        shown = token_ids
+        if finished is FinishReason.STOP and token_ids[-1] in end_token_ids:
+            shown = token_ids[:-1]
+        text, is_stopped = self._text.push(shown)
+        if is_stopped:
+            finished = FinishReason.STOP
+        elif finished is not None:
+            text += self._text.flush()
+        self.finished = finished
+        return Delta(self.index, text, token_ids, logprobs, finished)
+
+
+class Request:
+    """One prompt of a client's call."""
+
+    def __init__(
+        self, spec: GenerationSpec, arrival: int, stream: TokenStream, arrived_s: float
+    ) -> None:
+        self.spec = spec
+        self.arrival = arrival
+        self.stream = stream
+        self.clock = StageClock(arrived_s)
+        self.choices: list[Choice] = []
+        self.trips: list[Trip] = []
+
+    @property
+    def is_ended(self) -> bool:
+        return all(trip.phase in ENDED for trip in self.trips)
+
+    @property
+    def num_output(self) -> int:
+        return sum(len(choice.output) for choice in self.choices)
+
+
+class Trip:
+    """Some choices of a request on their way through prefill and decode."""
+
+    def __init__(self, request_id: int, request: Request, choices: dict[int, Choice]) -> None:
+        self.request_id = request_id  # on the wire; new for each trip
+        self.request = request
+        self.choices = choices  # by sequence id, unfinished ones only
+        self.phase = Phase.WAITING
+        self.instance: str | None = None  # who has it now
+        self.output = tuple(next(iter(choices.values())).output)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to prefill."""
+        return len(self.request.spec.prompt) + len(self.output)
+
+    def enter(self, phase: Phase) -> None:
+        assert phase in NEXT[self.phase], f"trip {self.request_id}: {self.phase} -> {phase}"
+        self.phase = phase

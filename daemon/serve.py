@@ -1,0 +1,203 @@
+"""`distserve serve`: wires the daemon's parts together and runs them until told to stop.
+
+One TaskGroup owns every task. The first signal drains: nothing new is taken, what is under way
+may finish within the drain time and is ended by a clear error after it. A second signal ends
+the waiting.
+"""
+
+import asyncio
+import importlib.metadata
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import zmq.asyncio
+
+from daemon import http_server, worker_link
+from daemon.admin_console import AdminConsole
+from daemon.admission import Capacity
+from daemon.chat_template import ChatTemplate
+from daemon.config import DaemonConfig, model_context
+from daemon.controller import Controller
+from daemon.errors import AlreadyRunning, ConfigError, Draining, ExitError
+from daemon.frontend.app import Limits, build_app
+from daemon.frontend.served_model import ServedModel
+from daemon.metrics import Metrics
+from daemon.node import Node
+from daemon.sd_notify import Notifier
+from daemon.supervisor import Supervisor
+from daemon.text import Tokenizer
+from ipc.run_dir import RunDir, RunDirBusy, RunDirUnusable, default_run_dir, owned
+from ipc.sockets import DaemonSocket
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: DaemonConfig) -> None:
+    """Serve until a signal.
+
+    Raises:
+        ExitError: it cannot start, or cannot go on.
+    """
+    with ExitStack() as stack:
+        listener = stack.enter_context(http_server.bind(config.host, config.port))
+        run_dir = stack.enter_context(_own_run_dir(config))
+        notifier = stack.enter_context(Notifier.from_environment())
+        daemon = Daemon(config, run_dir, notifier)
+        try:
+            asyncio.run(daemon.run(listener))
+        except BaseExceptionGroup as group:
+            raise _first_exit_error(group) from group
+
+
+class Daemon:
+    """All parts of one running node."""
+
+    def __init__(self, config: DaemonConfig, run_dir: RunDir, notifier: Notifier) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._notifier = notifier
+        self._model = load_model(config)
+        self._is_announced = False
+
+    async def run(self, listener: socket.socket) -> None:
+        """Until the first signal and the drain that follows it."""
+        self._wire()
+        stop = asyncio.Event()
+        with _signals(stop), ExitStack() as sockets:
+            sockets.callback(self._context.term)
+            sockets.callback(self._link.close)
+            sockets.callback(self._console.close)
+            async with asyncio.TaskGroup() as house:
+                background = [
+                    house.create_task(
+                        worker_link.listen(self._link, self._supervisor, self._controller)
+                    ),
+                    house.create_task(self._console.serve()),
+                ]
+                for ward in self._supervisor.wards.values():
+                    house.create_task(self._supervisor.keep(ward))
+                house.create_task(self._server.serve(sockets=[listener]))
+                try:
+                    await stop.wait()
+                    await self._wind_down(stop)
+                finally:
+                    for task in background:
+                        task.cancel()
+
+    def _wire(self) -> None:
+        config = self._config
+        self._context = zmq.asyncio.Context()
+        self._link = DaemonSocket(self._context, f"ipc://{self._run_dir.worker_socket}")
+        self._metrics = Metrics(config.model_id)
+        self._controller = Controller(
+            self._model.tokenizer,
+            self._metrics,
+            Capacity(self._model.max_context),
+            max_queued=config.max_queued,
+        )
+        self._supervisor = Supervisor(
+            config,
+            self._link,
+            self._controller,
+            self._metrics,
+            max_context_tokens=self._model.max_context,
+            num_token_ids=self._model.tokenizer.num_token_ids,
+        )
+        version = importlib.metadata.version("distserved")
+        self._node = Node(config.model_id, version, self._controller, self._supervisor)
+        self._supervisor.on_change = self._on_change
+        self._console = AdminConsole(self._context, self._run_dir.admin_socket, self._node)
+        self._server = http_server.HttpServer(
+            build_app(self._controller, self._model, self._node, self._metrics.render, Limits())
+        )
+
+    def _on_change(self) -> None:
+        """An instance moved: tell systemd, and people once it can serve."""
+        self._notifier.status(self._node.progress)
+        if self._is_announced or self._node.refusal is not None:
+            return
+        self._is_announced = True
+        self._notifier.ready(self._node.progress)
+        for line in _welcome(self._config):
+            logger.info("%s", line)
+
+    async def _wind_down(self, stop: asyncio.Event) -> None:
+        """Drain, end what is left by an error, and let everything go."""
+        config = self._config
+        stop.clear()
+        logger.info("stopping: %d requests may take %.0f s", *self._under_way())
+        self._notifier.stopping(f"draining {self._controller.num_open} requests")
+        self._notifier.extend(config.drain_s + 10)
+        drain = asyncio.ensure_future(self._node.drain(config.drain_s))
+        again = asyncio.ensure_future(stop.wait())
+        await asyncio.wait([drain, again], return_when=asyncio.FIRST_COMPLETED)
+        for waiting in (drain, again):
+            waiting.cancel()
+        await asyncio.gather(drain, again, return_exceptions=True)
+        self._controller.fail_all(
+            Draining("the service was stopped before this request could finish")
+        )
+        self._server.stop()
+        await self._supervisor.stop()
+        logger.info("stopped")
+
+    def _under_way(self) -> tuple[int, float]:
+        return self._controller.num_open, self._config.drain_s
+
+
+def load_model(config: DaemonConfig) -> ServedModel:
+    """The model's text side. Raises ConfigError."""
+    return ServedModel(
+        id=config.model_id,
+        tokenizer=Tokenizer.from_directory(config.model_dir),
+        chat_template=ChatTemplate.from_directory(config.model_dir),
+        max_context=model_context(config),
+        created=int(time.time()),
+    )
+
+
+@contextmanager
+def _own_run_dir(config: DaemonConfig) -> Iterator[RunDir]:
+    path = Path(config.run_dir) if config.run_dir else default_run_dir()
+    try:
+        with owned(path) as run_dir:
+            yield run_dir
+    except RunDirBusy as error:
+        raise AlreadyRunning(str(error)) from error
+    except RunDirUnusable as error:
+        raise ConfigError(str(error)) from error
+
+
+@contextmanager
+def _signals(stop: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _first_exit_error(group: BaseExceptionGroup) -> BaseException:
+    """What a part of the daemon ended it with, if it was on purpose; else the whole group."""
+    found: BaseException = group.subgroup(ExitError) or group
+    while isinstance(found, BaseExceptionGroup) and found is not group:
+        found = found.exceptions[0]
+    return found
+
+
+def _welcome(config: DaemonConfig) -> tuple[str, str]:
+    url = f"http://{config.host}:{config.port}"
+    body = f'{{"model": "{config.model_id}", "stream": true, "messages": '
+    body += '[{"role": "user", "content": "Why is the sky blue?"}]}'
+    return (
+        f"ready: {config.model_id} on {url}. Try:",
+        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+    )

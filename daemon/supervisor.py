@@ -1,0 +1,274 @@
+"""Starts every instance's workers, watches them, and starts them again when they die.
+
+One task per instance. An instance lives and dies as a unit: when one of its processes ends, the
+others are killed and reaped, and only then is it announced down and started again, as a new
+epoch. Peers learn of each other's pools when they come up and forget them when they go down.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+
+from daemon.config import DaemonConfig
+from daemon.controller import Controller
+from daemon.errors import ConfigError, StartFailed
+from daemon.incarnation import Incarnation, StartEvent
+from daemon.instances import Instance
+from daemon.metrics import Metrics
+from daemon.worker_process import WorkerProcess
+from ipc.messages import Command, PeerDown, PeerUp, PoolDescriptor, WorkerConfig
+from ipc.sockets import DaemonSocket, PeerGone
+from ipc.vocabulary import InstanceSpec, WorkerName
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.25
+MAX_BACKOFF_S = 60.0
+HEALTHY_AFTER_S = 600.0
+EXIT_GRACE_S = 2.0
+
+
+class Ward:
+    """One instance as its supervisor sees it: the present life and the record of earlier ones."""
+
+    def __init__(self, spec: InstanceSpec) -> None:
+        self.spec = spec
+        self.life: Incarnation | None = None
+        self.restarts = 0
+        self.last_exit: str | None = None
+        self.was_ever_ready = False
+
+    @property
+    def state(self) -> str:
+        if self.life is None:
+            return "restarting"
+        return self.life.progress
+
+    @property
+    def is_ready(self) -> bool:
+        return self.life is not None and self.life.is_ready
+
+
+class Supervisor:
+    """Owns all worker processes of this node."""
+
+    def __init__(
+        self,
+        config: DaemonConfig,
+        link: DaemonSocket,
+        controller: Controller,
+        metrics: Metrics,
+        *,
+        max_context_tokens: int,
+        num_token_ids: int,
+    ) -> None:
+        self._config = config
+        self._link = link
+        self._controller = controller
+        self._metrics = metrics
+        self._max_context = max_context_tokens
+        self._num_token_ids = num_token_ids
+        self._stopping = asyncio.Event()
+        self.wards = {spec.name: Ward(spec) for spec in config.placement.instances}
+        self.on_change: Callable[[], None] = lambda: None
+
+    async def keep(self, ward: Ward) -> None:
+        """Keep one instance alive until `stop`.
+
+        Raises:
+            ConfigError: a worker says that it can never start.
+            StartFailed: it died twice before it was ever ready.
+        """
+        backoff_s = FIRST_BACKOFF_S
+        while not self._stopping.is_set():
+            started_s = time.monotonic()
+            reason = await self._live(ward)
+            if self._stopping.is_set():
+                return
+            self._judge(ward, reason)
+            if time.monotonic() - started_s > HEALTHY_AFTER_S:
+                backoff_s = FIRST_BACKOFF_S
+            await self._pause(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def stop(self) -> None:
+        """Let every worker leave, kill what stays; `keep` reaps them and returns."""
+        self._stopping.set()
+        lives = [ward.life for ward in self.wards.values() if ward.life is not None]
+        for life in lives:
+            life.tell_to_exit()
+        deadline_s = time.monotonic() + EXIT_GRACE_S
+        for worker in [w for life in lives for w in life.workers.values()]:
+            try:
+                async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+                    await worker.ended()
+            except TimeoutError:
+                worker.kill()
+
+    def on_event(self, worker: WorkerName, epoch: int, event: StartEvent) -> None:
+        life = self._life_of(worker.instance, epoch)
+        if life is None:
+            return
+        life.on_event(worker, event)
+        self.on_change()
+
+    def on_broken_link(self, worker: WorkerName, epoch: int, reason: str) -> None:
+        """A stream that lost a message can never be trusted again."""
+        life = self._life_of(worker.instance, epoch)
+        if life is not None:
+            life.doom(f"its link broke: {reason}")
+
+    async def _live(self, ward: Ward) -> str:
+        """One life of an instance; why it ended. All of its processes are reaped then."""
+        life = ward.life = Incarnation(ward.spec, secrets.randbits(63), self._link)
+        try:
+            await self._spawn(life)
+            reason = await self._until_over(ward, life)
+        finally:
+            await life.bury()
+            ward.life = None
+        if life.is_ready:
+            self._announce_down(life, reason)
+        if life.is_hopeless:
+            raise ConfigError(f"{ward.spec.name} cannot start: {reason}")
+        return reason
+
+    async def _until_over(self, ward: Ward, life: Incarnation) -> str:
+        over = asyncio.ensure_future(life.until_over())
+        ready = asyncio.ensure_future(life.until_ready())
+        try:
+            await asyncio.wait(
+                {ready, over},
+                timeout=self._config.start_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if life.is_ready:
+                ward.was_ever_ready = True
+                self._announce_up(life)
+            elif not over.done():
+                return f"not ready after {self._config.start_timeout_s:.0f} s"
+            return await over
+        finally:
+            over.cancel()
+            ready.cancel()
+
+    def _judge(self, ward: Ward, reason: str) -> None:
+        """Record a death; give up on what never worked."""
+        logger.error("%s ended: %s", ward.spec.name, reason)
+        if not ward.was_ever_ready and ward.last_exit is not None:
+            raise StartFailed(f"{ward.spec.name} died twice before it was ready: {reason}")
+        ward.last_exit = reason
+        ward.restarts += 1
+        self._metrics.restarted(ward.spec.name)
+        self.on_change()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the next start, or until `stop`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    async def _spawn(self, life: Incarnation) -> None:
+        for stage, segment in enumerate(life.spec.segments):
+            for tp_rank, device in enumerate(segment.devices):
+                name = WorkerName(life.spec.name, stage, tp_rank)
+                self._link.open_epoch(name, life.epoch)
+                config = self._worker_config(life, name, device)
+                life.join(name, await WorkerProcess.start(config))
+                logger.info("%s started, process %d", name, life.workers[name].pid)
+
+    def _worker_config(self, life: Incarnation, name: WorkerName, device: int) -> WorkerConfig:
+        config = self._config
+        cores, num_threads = self._cpu_share(device)
+        return WorkerConfig(
+            name=name,
+            epoch=life.epoch,
+            role=life.spec.role,
+            parallelism=life.spec.parallelism,
+            endpoint=self._link.endpoint,
+            model_dir=str(config.model_dir.resolve()),
+            dtype=config.dtype,
+            load_format=config.load_format,
+            device=device,
+            cpu_cores=cores,
+            num_threads=num_threads,
+            kv_bytes=int(config.kv_cache_gib * 2**30),
+            block_size=config.block_size,
+            max_context_tokens=self._max_context,
+            prefill_tokens=config.prefill_tokens,
+            max_batch=config.max_batch,
+            mixed=config.mixed_policy,
+            num_token_ids=self._num_token_ids,
+        )
+
+    def _cpu_share(self, device: int) -> tuple[tuple[int, ...], int]:
+        """(cores to be pinned to, threads): an equal share each, no pinning where cores lack."""
+        cores = sorted(os.sched_getaffinity(0))
+        num_workers = sum(spec.parallelism.num_workers for spec in self._config.placement.instances)
+        num_threads = self._config.threads_per_worker or max(1, len(cores) // num_workers)
+        if num_threads * num_workers > len(cores):
+            return (), num_threads
+        return tuple(cores[device * num_threads : (device + 1) * num_threads]), num_threads
+
+    def _announce_up(self, life: Incarnation) -> None:
+        """Introduce its pools to its peers and theirs to it, then let it be given work."""
+        for peer in self._ready_lives():
+            if peer is not life:
+                self._introduce(life, peer)
+                self._introduce(peer, life)
+        ready = life.ready[life.leader]
+        logger.info(
+            "%s is ready after %.1f s: %d blocks of %d tokens, %s kernels",
+            life.spec.name,
+            ready.load_s,
+            ready.layout.num_blocks,
+            ready.layout.block_size,
+            ready.kernels,
+        )
+        self._metrics.instance_up(life.spec.name, life.spec.role, ready.kernels, is_up=True)
+
+        def send(command: Command) -> None:
+            self._link.send(life.leader, life.epoch, command)
+
+        self._controller.instance_up(
+            Instance(life.spec.name, life.epoch, life.spec.role, ready.layout, send)
+        )
+        self.on_change()
+
+    def _announce_down(self, life: Incarnation, reason: str) -> None:
+        kernels = life.ready[life.leader].kernels
+        self._metrics.instance_up(life.spec.name, life.spec.role, kernels, is_up=False)
+        for peer in self._ready_lives():
+            for name in peer.workers:
+                self._tell(peer, name, PeerDown(life.spec.name, life.epoch))
+        self._controller.instance_down(life.spec.name, life.epoch, reason)
+        self.on_change()
+
+    def _introduce(self, newcomer: Incarnation, to: Incarnation) -> None:
+        """Every rank of `to` gets a descriptor of each pool of `newcomer`, then hears of it."""
+        for source, process in newcomer.workers.items():
+            assert process.pool_descriptor is not None
+            about = PoolDescriptor(source, newcomer.epoch)
+            peer_up = PeerUp(source, newcomer.epoch, newcomer.ready[source].layout)
+            for name, target in to.workers.items():
+                target.give_pool(about, process.pool_descriptor)
+                self._tell(to, name, peer_up)
+
+    def _tell(self, life: Incarnation, name: WorkerName, command: Command) -> None:
+        try:
+            self._link.send(name, life.epoch, command)
+        except PeerGone as error:
+            logger.info("%s did not hear %s: %s", name, type(command).__name__, error)
+
+    def _ready_lives(self) -> Iterator[Incarnation]:
+        lives = (ward.life for ward in self.wards.values())
+        return (life for life in lives if life is not None and life.is_ready)
+
+    def _life_of(self, instance: str, epoch: int) -> Incarnation | None:
+        life = self.wards[instance].life
+        return life if life is not None and life.epoch == epoch else None

@@ -1,0 +1,49 @@
+"""Reads every worker's events off the one socket and hands each to whom it concerns."""
+
+import logging
+from typing import assert_never
+
+from daemon.controller import Controller
+from daemon.supervisor import Supervisor
+from ipc.messages import (
+    Broken,
+    Event,
+    Gone,
+    Hello,
+    Loading,
+    Preempted,
+    Prefilled,
+    Pulled,
+    Ready,
+    Refused,
+    Stats,
+    Tokens,
+)
+from ipc.sockets import DaemonSocket, LinkBroken, Sender
+
+logger = logging.getLogger(__name__)
+
+
+async def listen(link: DaemonSocket, supervisor: Supervisor, controller: Controller) -> None:
+    """For ever. Starting and dying is the supervisor's business, work the controller's."""
+    while True:
+        try:
+            async for sender, event in link.receive():
+                _route(sender, event, supervisor, controller)
+        except LinkBroken as error:
+            logger.error("%s", error)
+            worker, epoch = error.sender
+            supervisor.on_broken_link(worker, epoch, error.reason)
+
+
+def _route(
+    sender: Sender, event: Event | Tokens, supervisor: Supervisor, controller: Controller
+) -> None:
+    worker, epoch = sender
+    match event:
+        case Tokens() | Prefilled() | Pulled() | Gone() | Preempted() | Refused() | Stats():
+            controller.on_event(worker.instance, epoch, event)
+        case Hello() | Loading() | Broken() | Ready():
+            supervisor.on_event(worker, epoch, event)
+        case _:
+            assert_never(event)

@@ -1,0 +1,32 @@
+"""`python -P -m gpu_workers COMMAND`: the commands that need torch.
+
+worker         one worker process; started by the daemon, not by people
+profile        measure step times and L_m into a table (`distserve profile`)
+convert-gguf   turn a GGUF file into a Hugging Face directory (`distserve models fetch`)
+"""
+
+import importlib
+import logging
+import sys
+
+COMMANDS = {
+    "worker": "gpu_workers.worker",
+    "profile": "gpu_workers.calibrate",
+    "convert-gguf": "gpu_workers.gguf_convert",
+}
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] not in COMMANDS:
+        sys.stderr.write(__doc__ or "")
+        return 64
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(name)s: %(levelname)s: %(message)s"
+    )
+    # Loaded by name: a worker must not wait for the imports that only a conversion needs.
+    command = importlib.import_module(COMMANDS[argv[0]])
+    return int(command.main(argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

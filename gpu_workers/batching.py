@@ -1,0 +1,84 @@
+"""What runs next: prefill packing, decode admission, preemption. Plain rules over counts.
+
+Pure: no ids, no clock, no tensors. The leaders carry out what these say; the planner's simulator
+asks the very same functions with simulated counts.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from ipc.kv_layout import blocks_for
+
+
+class WaitingPrompt(msgspec.Struct, frozen=True):
+    """What a policy may know of a prompt: its tokens still to compute, the blocks it will need."""
+
+    num_tokens: int
+    num_blocks: int
+
+
+class PrefillLimits(msgspec.Struct, frozen=True):
+    """`max_tokens` is L_m, the shortest prompt that saturates the device (paper section 3.1)."""
+
+    max_tokens: int
+    max_prompts: int
+
+
+def pack_prefill(
+    waiting: Iterable[WaitingPrompt], *, limits: PrefillLimits, free_blocks: int
+) -> int:
+    """How many prompts from the head of the queue run together in the next prefill step.
+
+    First come, first served: short prompts are packed up to L_m, a longer one travels alone, and
+    nothing overtakes a prompt that the pool cannot hold yet (paper section 4.3).
+    """
+    count, num_tokens = 0, 0
+    for prompt in waiting:
+        free_blocks -= prompt.num_blocks
+        num_tokens += prompt.num_tokens
+        is_full = count > 0 and num_tokens > limits.max_tokens
+        if is_full or free_blocks < 0 or count == limits.max_prompts:
+            break
+        count += 1
+    return count
+
+
+class DecodeAdmission:
+    """Whether a prompt may enter decode: its blocks plus one growth block per running sequence
+    fit. After a preemption nothing enters until a share of the pool is free again, so that the
+    preempted one does not come straight back to be preempted again."""
+
+    def __init__(self, total_blocks: int, resume_share: float = 0.05) -> None:
+        self._resume_blocks = int(total_blocks * resume_share)
+        self._recovering = False
+
+    def preempted(self) -> None:
+        self._recovering = True
+
+    def room(self, *, free_blocks: int, num_running: int) -> int:
+        """How many blocks newcomers may take now."""
+        if self._recovering and free_blocks < self._resume_blocks and num_running > 0:
+            return 0
+        self._recovering = False
+        return max(0, free_blocks - num_running)
+
+
+def fork_blocks(num_tokens: int, num_choices: int, block_size: int) -> int:
+    """Blocks that a prompt of so many computed tokens takes for all its choices together.
+
+    Full blocks are shared by all; each choice after the first has its own copy of a partial one.
+    """
+    has_partial = num_tokens % block_size != 0
+    return blocks_for(num_tokens, block_size) + (num_choices - 1 if has_partial else 0)
+
+
+def prefill_chunk(remaining: Sequence[int], *, budget: int) -> list[int]:
+    """How many tokens of each waiting prompt, in order, fill a chunked step's budget."""
+    chunk: list[int] = []
+    for num_tokens in remaining:
+        if budget <= 0:
+            break
+        chunk.append(min(num_tokens, budget))
+        budget -= chunk[-1]
+    return chunk

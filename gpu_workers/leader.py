@@ -1,0 +1,199 @@
+"""The step loop of one instance: receive, plan, launch, collect.
+
+The leader alone decides what its instance runs next. It waits only when nothing is under way and
+nothing can be planned; every command, token and pull is an event, nothing is polled by sleeping.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, assert_never
+
+import msgspec
+
+from gpu_workers.kv_exchange import KVExchange
+from gpu_workers.scheduler import Scheduler
+from gpu_workers.step_plan import StepPlan, StepResult
+from ipc.kv_layout import LayoutMismatch
+from ipc.messages import (
+    Abort,
+    Audit,
+    Command,
+    Decode,
+    Event,
+    Exit,
+    PeerDown,
+    PeerUp,
+    Prefill,
+    Release,
+    SetRole,
+    Stats,
+    Tokens,
+)
+
+logger = logging.getLogger(__name__)
+
+STATS_INTERVAL_S = 0.25
+
+
+class Link(Protocol):
+    """The leader's way to the daemon."""
+
+    def send(self, event: Event | Tokens) -> None: ...
+
+    def receive(self, timeout_s: float | None) -> list[Command]: ...
+
+
+class StepExecutor(Protocol):
+    """Runs steps as plans say. `launch` may return before the device is done."""
+
+    def launch(self, plan: StepPlan) -> Any: ...
+
+    def collect(self, launched: Any) -> StepResult: ...
+
+
+class _InFlight(msgspec.Struct, frozen=True):
+    launched: Any
+    started_s: float
+
+
+class Leader:
+    """Drives one executor by one scheduler, and tells the daemon."""
+
+    def __init__(
+        self,
+        link: Link,
+        scheduler: Scheduler,
+        executor: StepExecutor,
+        exchange: KVExchange,
+        map_peer: Callable[[PeerUp], None],
+        *,
+        max_in_flight: int = 1,
+    ) -> None:
+        self._link = link
+        self._scheduler = scheduler
+        self._executor = executor
+        self._exchange = exchange
+        self._map_peer = map_peer
+        self._max_in_flight = max_in_flight
+        self._in_flight: deque[_InFlight] = deque()
+        self._is_exiting = False
+        self._control_s = 0.0
+        self._last_step_s = 0.0
+        self._audit_failures = 0
+        self._stats_due_s = 0.0
+        self._stats_sent: Stats | None = None
+
+    def run(self) -> None:
+        """Until `Exit`."""
+        while not self._is_exiting:
+            began_s = time.monotonic()
+            plan = self._scheduler.plan()
+            self._flush()
+            spent_s = time.monotonic() - began_s
+            if plan is not None:
+                self._launch(plan)
+            if self._in_flight and (plan is None or len(self._in_flight) >= self._max_in_flight):
+                self._collect(self._in_flight.popleft())
+            is_idle = plan is None and not self._in_flight
+            began_s = time.monotonic()
+            self._report(began_s, is_idle=is_idle)
+            spent_s += time.monotonic() - began_s
+            commands = self._link.receive(None if is_idle else 0)
+            began_s = time.monotonic()
+            for command in commands:
+                self._handle(command)
+            self._control_s += spent_s + time.monotonic() - began_s
+
+    def _launch(self, plan: StepPlan) -> None:
+        started_s = time.monotonic()
+        launched = self._executor.launch(plan)
+        self._scheduler.launched(plan, started_s)
+        self._in_flight.append(_InFlight(launched, started_s))
+
+    def _collect(self, step: _InFlight) -> None:
+        result = self._executor.collect(step.launched)
+        ended_s = time.monotonic()
+        self._last_step_s = ended_s
+        self._scheduler.collect(result, started_s=step.started_s, ended_s=ended_s)
+        for pull in self._exchange.finished():
+            self._scheduler.pulled(pull)
+        self._flush()
+        self._control_s += time.monotonic() - ended_s
+
+    def _handle(self, command: Command) -> None:
+        match command:
+            case Prefill():
+                self._scheduler.prefill(command)
+            case Decode(handle=handle):
+                if self._exchange.knows(handle.owner, handle.epoch):
+                    self._scheduler.decode(command)
+                else:
+                    self._scheduler.refuse(command, f"{handle.owner} is not connected")
+            case Abort():
+                self._scheduler.abort(command)
+            case Release(request_id):
+                self._scheduler.prefills.release(request_id)
+            case PeerUp():
+                self._connect(command)
+            case PeerDown(instance, epoch):
+                self._scheduler.peer_down(instance, epoch)
+                self._exchange.unmap_instance(instance, epoch)
+            case SetRole(role, mixed):
+                self._scheduler.set_role(role, mixed)
+            case Audit():
+                self._stats_sent, self._stats_due_s = None, 0.0
+            case Exit():
+                self._is_exiting = True
+            case _:
+                assert_never(command)
+
+    def _connect(self, peer: PeerUp) -> None:
+        try:
+            self._map_peer(peer)
+        except LayoutMismatch as error:
+            # Its handles stay unknown here, so the daemon hears of it with the first one.
+            logger.error("cannot pull from %s: %s", peer.worker, error)
+
+    def _flush(self) -> None:
+        for event in self._scheduler.outbox:
+            self._link.send(event)
+        self._scheduler.outbox.clear()
+
+    def _report(self, now_s: float, *, is_idle: bool) -> None:
+        """The books go out on the clock while steps run, and whenever the leader goes idle."""
+        if not is_idle and now_s < self._stats_due_s:
+            return
+        faults = self._scheduler.audit()
+        for fault in faults:
+            logger.error("block audit: %s", fault)
+        self._audit_failures += len(faults)
+        stats = self._stats()
+        if stats != self._stats_sent:
+            self._link.send(stats)
+        self._stats_sent = stats
+        self._stats_due_s = now_s + STATS_INTERVAL_S
+
+    def _stats(self) -> Stats:
+        scheduler, pool = self._scheduler, self._scheduler.pool
+        counters = scheduler.counters
+        return Stats(
+            num_steps=counters.num_steps,
+            prefill_tokens=counters.prefill_tokens,
+            decode_tokens=counters.decode_tokens,
+            prefill_steps=counters.prefill_steps,
+            decode_steps=counters.decode_steps,
+            num_pulls=counters.num_pulls,
+            pulled_bytes=counters.pulled_bytes,
+            num_preempted=scheduler.decodes.num_preempted,
+            num_waiting=scheduler.prefills.num_waiting + scheduler.decodes.num_waiting,
+            num_running=scheduler.decodes.num_running,
+            blocks_total=pool.num_blocks,
+            blocks_free=pool.num_free,
+            blocks_held=pool.num_held,
+            blocks_in_use=pool.num_in_use,
+            last_step_s=self._last_step_s,
+            control_s=self._control_s,
+            audit_failures=self._audit_failures,
+        )

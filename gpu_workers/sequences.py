@@ -1,0 +1,116 @@
+"""What a leader knows of each request: prompts to prefill, groups to pull, sequences that run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpu_workers.batching import WaitingPrompt, fork_blocks
+from ipc.messages import Decode, Prefill
+from ipc.vocabulary import FinishReason, SamplingParams
+
+
+@dataclass
+class PrefillJob:
+    """A prompt (with what was already put out) on its way through prefill."""
+
+    command: Prefill
+    block_size: int
+    keep: bool = False
+    blocks: tuple[int, ...] = ()
+    num_computed: int = 0
+    started_s: float = 0.0
+    is_launched: bool = False
+    is_aborted: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.command.prompt) + len(self.command.output)
+
+    @property
+    def remaining(self) -> int:
+        return self.num_tokens - self.num_computed
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks to reserve: with those of the other choices where they will decode here."""
+        num_choices = len(self.command.choices) if self.keep else 1
+        return fork_blocks(self.num_tokens, num_choices, self.block_size)
+
+    @property
+    def as_waiting(self) -> WaitingPrompt:
+        return WaitingPrompt(num_tokens=self.remaining, num_blocks=self.num_blocks)
+
+
+@dataclass
+class PullGroup:
+    """The choices of one prefilled prompt that wait for their keys and values to come over."""
+
+    command: Decode
+    block_size: int
+    blocks: tuple[int, ...] = ()
+    aborted: set[int] = field(default_factory=set)
+
+    @property
+    def num_blocks(self) -> int:
+        num_choices = len(self.command.sequences)
+        return fork_blocks(self.command.handle.num_tokens, num_choices, self.block_size)
+
+    @property
+    def pulled_blocks(self) -> tuple[int, ...]:
+        """The ones the handle's blocks are copied into; the rest are for partial copies."""
+        return self.blocks[: len(self.command.handle.block_ids)]
+
+    @property
+    def is_aborted(self) -> bool:
+        return all(s.seq_id in self.aborted for s in self.command.sequences)
+
+
+@dataclass
+class Running:
+    """One choice in decode. Its last token is drawn but not computed yet."""
+
+    seq_id: int
+    request_id: int
+    choice: int
+    arrival: int
+    sampling: SamplingParams
+    blocks: list[int]
+    num_computed: int  # advances at launch
+    num_output: int  # advances at collect
+    num_planned: int  # output tokens drawn or launched
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Nothing more may be launched for it; what is launched will end it."""
+        return self.num_planned >= self.sampling.max_tokens
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Orders sequences from the oldest to the youngest."""
+        return (self.arrival, self.choice)
+
+
+def finish_reason(token_id: int, sampling: SamplingParams, num_output: int) -> FinishReason | None:
+    """Whether a choice ends with this token, its `num_output`-th."""
+    if token_id in sampling.end_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if num_output >= sampling.max_tokens else None
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Block tables of a prompt's choices, and the partial block's copies (source, target)."""
+
+    tables: list[list[int]]
+    shared: tuple[int, ...]
+    copies: list[tuple[int, int]]
+
+
+def fork_tables(blocks: Sequence[int], num_tokens: int, num_choices: int, block_size: int) -> Fork:
+    """Deal out the blocks that `fork_blocks` counted; `shared` need a reference per extra choice."""
+    num_full, has_partial = divmod(num_tokens, block_size)
+    full = list(blocks[:num_full])
+    if not has_partial:
+        return Fork([list(full) for _ in range(num_choices)], tuple(full), [])
+    partials = blocks[num_full:]
+    tables = [[*full, partial] for partial in partials]
+    return Fork(tables, tuple(full), [(partials[0], target) for target in partials[1:]])

@@ -1,0 +1,100 @@
+"""The run directory: where a daemon's sockets live, and the lock that keeps a second one out.
+
+Everything with a name in here carries its owner's identity: whoever holds the lock owns all of
+it and may remove what a dead owner left.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+# sockaddr_un holds 107 bytes of path; libzmq refuses more.
+MAX_SOCKET_PATH = 107
+
+
+class RunDirBusy(Exception):
+    """Another live daemon holds this run directory."""
+
+
+class RunDirUnusable(Exception):
+    """The run directory cannot be made, is not ours, or its path is too long for a socket."""
+
+
+class RunDir:
+    """Names inside one daemon's run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def worker_socket(self) -> Path:
+        return self.path / "workers.ipc"
+
+    @property
+    def admin_socket(self) -> Path:
+        return self.path / "admin.ipc"
+
+
+def default_run_dir() -> Path:
+    """systemd's RuntimeDirectory, else the user's own, else one in /tmp that names the user."""
+    if systemd := os.environ.get("RUNTIME_DIRECTORY"):
+        return Path(systemd.split(":")[0])
+    if user := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(user) / "distserved"
+    return Path(f"/tmp/distserved-{os.getuid()}")
+
+
+@contextmanager
+def owned(path: Path) -> Iterator[RunDir]:
+    """Hold the run directory: make it, lock it, and clear what a dead owner left.
+
+    Raises:
+        RunDirBusy: a live daemon holds it.
+        RunDirUnusable: it cannot be made or used.
+    """
+    run_dir = RunDir(path)
+    _make(run_dir)
+    with open(run_dir.lock_file, "a+", encoding="ascii") as lock:
+        _take(lock.fileno(), run_dir)
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        _sweep(run_dir)
+        try:
+            yield run_dir
+        finally:
+            _sweep(run_dir)
+
+
+def _make(run_dir: RunDir) -> None:
+    if len(os.fsencode(run_dir.worker_socket)) > MAX_SOCKET_PATH:
+        raise RunDirUnusable(f"run directory {run_dir.path} is too long for a socket's path")
+    try:
+        run_dir.path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        owner = run_dir.path.stat().st_uid
+    except OSError as error:
+        raise RunDirUnusable(f"run directory {run_dir.path}: {error.strerror}") from error
+    if owner != os.getuid():
+        raise RunDirUnusable(f"run directory {run_dir.path} belongs to user {owner}")
+
+
+def _take(descriptor: int, run_dir: RunDir) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = run_dir.lock_file.read_text(encoding="ascii").strip() or "unknown"
+        raise RunDirBusy(
+            f"run directory {run_dir.path} is held by the daemon with process id {holder}"
+        ) from error
+
+
+def _sweep(run_dir: RunDir) -> None:
+    for leftover in (run_dir.worker_socket, run_dir.admin_socket):
+        with suppress(FileNotFoundError):
+            leftover.unlink()
