@@ -156,7 +156,7 @@ class ProcessTools:
         missing = [name for name in ("transformers", "gguf") if not importlib.util.find_spec(name)]
         if missing:
             raise FetchFailed(
-                f"{' and '.join(missing)} is missing, needed once to convert the model: "
+                f"{' and '.join(missing)} not installed, needed once to convert the model: "
                 "pip install 'distserved[setup]'"
             )
 

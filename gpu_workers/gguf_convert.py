@@ -48,8 +48,10 @@ def convert(gguf_file: Path, directory: Path) -> None:
     """Write config, generation config, weights, tokenizer and chat template to `directory`.
 
     Raises:
-        NotConvertible: another architecture than Llama, or tensors that do not fit the model.
+        NotConvertible: no file, another architecture than Llama, or tensors that do not fit it.
     """
+    if not gguf_file.is_file():
+        raise NotConvertible("there is no such file")
     directory.mkdir(parents=True, exist_ok=True)
     _say(f"reading {gguf_file.name}")
     config = _write_config(gguf_file, directory)
