@@ -1,0 +1,117 @@
+# make serve: everything from a fresh clone to a running service. Each step is done once: stamps
+# in the virtual environment say what is installed, and a second run needs no network.
+
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 python; do \
+	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	2>/dev/null && { echo $$p; break; }; done)
+MODEL ?= $(DEFAULT_MODEL)
+PORT ?= 8000
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+DEFAULT_MODEL := models/smollm2
+MODEL_READY := $(DEFAULT_MODEL)/distserve-source.json
+SETUP := $(VENV)/.installed-setup
+TEST := $(VENV)/.installed-test
+
+TORCH_PINNED := torch==2.13.0
+TORCH_ACCEPTED := torch>=2.11
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+say = @echo "==> $(1)"
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint bench-engine clean distclean
+
+help:
+	@echo "make serve         install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
+	@echo "make test          lint, then every test"
+	@echo "make lint          ruff, mypy --strict, the house rules"
+	@echo "make bench-engine  measure the engine on this machine"
+	@echo "make clean         remove caches and build leftovers"
+	@echo "make distclean     the same, and the virtual environment and the models"
+	@echo
+	@echo "Variables: PYTHON (now: $(or $(PYTHON),none found)), MODEL=DIR, PORT=N,"
+	@echo "           ARGS='more arguments', e.g. make serve ARGS='--prefill 2 --decode 1'"
+
+serve: $(SETUP) $(if $(filter $(DEFAULT_MODEL),$(MODEL)),$(MODEL_READY))
+	$(call say,Serving $(MODEL) on http://127.0.0.1:$(PORT) (Ctrl-C ends it))
+	@exec $(BIN)/distserve serve --model $(MODEL) --host 127.0.0.1 --port $(PORT) $(ARGS)
+
+test: lint $(MODEL_READY)
+	$(call say,Running the tests)
+	@$(BIN)/python -P -m pytest $(ARGS)
+
+lint: $(TEST)
+	$(call say,Checking style and types)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy --strict
+	$(call say,Checking the house rules)
+	@$(BIN)/python -P -m pytest -q tests/test_house_rules.py
+
+bench-engine: $(TEST) $(MODEL_READY)
+	$(call say,Measuring the engine with $(MODEL))
+	@$(BIN)/python -P -m gpu_workers bench-engine --model $(MODEL) $(ARGS)
+
+$(MODEL_READY): | $(SETUP)
+	$(call say,Fetching the default model (once; 93 MB, about a minute))
+	@$(BIN)/distserve models fetch smollm2 --dir $(dir $(DEFAULT_MODEL))
+
+$(SETUP): pyproject.toml constraints.txt | $(VENV)/.torch
+	$(call say,Installing distserved and what it needs)
+	@$(PIP) install --quiet -c constraints.txt setuptools
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[setup]'
+	@touch $@
+
+$(TEST): pyproject.toml constraints.txt | $(SETUP)
+	$(call say,Installing what the tests need)
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[setup,test]'
+	@touch $@
+
+# The pinned torch, else any accepted one; nothing at all where one is installed already. Where
+# there is no GPU and PyTorch's own index answers, its CPU build is taken: the one on PyPI for
+# Linux brings gigabytes of CUDA along.
+$(VENV)/.torch: | $(BIN)/python
+	@if $(BIN)/python -c "$$HAS_TORCH" 2>/dev/null; then \
+		echo "==> PyTorch is there already"; \
+	else \
+		echo "==> Installing PyTorch (200 MB or more; a few minutes)"; \
+		index=; \
+		if ! test -e /dev/nvidiactl && $(BIN)/python -c "$$CPU_INDEX_ANSWERS" 2>/dev/null; then \
+			index="--extra-index-url $(TORCH_CPU_INDEX)"; \
+		fi; \
+		$(PIP) install -c constraints.txt $$index '$(TORCH_PINNED)' \
+			|| $(PIP) install -c constraints.txt $$index '$(TORCH_ACCEPTED)'; \
+	fi
+	@touch $@
+
+define HAS_TORCH
+import importlib.metadata as m, re
+assert tuple(map(int, re.findall(r"\d+", m.version("torch"))[:2])) >= (2, 11)
+endef
+export HAS_TORCH
+
+define CPU_INDEX_ANSWERS
+import urllib.request
+urllib.request.urlopen("$(TORCH_CPU_INDEX)/torch/", timeout=5).close()
+endef
+export CPU_INDEX_ANSWERS
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and none was found." \
+		"Install it, or say where it is: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is too old: Python 3.11 or newer is needed"; exit 1; }
+	$(call say,Making the virtual environment in $(VENV) with $(PYTHON))
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "$(PYTHON) cannot make one (Debian, Ubuntu: apt install python3-venv)"; exit 1; }
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find daemon gpu_workers ipc planner tests -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV) models
