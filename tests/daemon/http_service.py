@@ -1,0 +1,72 @@
+"""The real application behind a real HTTP server on a loopback port, with a fake submitter."""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import uvicorn
+
+from daemon.chat_template import ChatTemplate
+from daemon.errors import NotReady
+from daemon.frontend.app import Limits, build_app
+from daemon.frontend.served_model import ServedModel
+from daemon.text import Tokenizer
+from tests.daemon.fake_submitter import FakeSubmitter
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CONTEXT = 256
+
+
+class SwitchedReadiness:
+    """Ready unless a test says otherwise."""
+
+    refusal: NotReady | None = None
+
+
+class Service:
+    """One running service: where it listens, and the fakes behind it."""
+
+    def __init__(self, tokenizer: Tokenizer, *, reply: str, limits: Limits) -> None:
+        self.submitter = FakeSubmitter(tokenizer, reply=reply, context=CONTEXT)
+        self.readiness = SwitchedReadiness()
+        self.model = ServedModel(
+            id="tiny",
+            tokenizer=tokenizer,
+            chat_template=ChatTemplate(TEMPLATE),
+            max_context=CONTEXT,
+            created=1_700_000_000,
+        )
+        self.app = build_app(
+            self.submitter, self.model, self.readiness, lambda: ("text/plain", b"up 1\n"), limits
+        )
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Service"]:
+        config = uvicorn.Config(
+            self.app, http="httptools", lifespan="off", access_log=False, log_config=None
+        )
+        config.load()
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port = listener.getsockname()[1]
+            await server.startup(sockets=[listener])
+            try:
+                yield self
+            finally:
+                server.force_exit = True
+                await server.shutdown(sockets=[listener])
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
+        async with httpx.AsyncClient(base_url=self.url, timeout=10) as client:
+            yield client
