@@ -96,6 +96,8 @@ def _serve_parser() -> argparse.ArgumentParser:
            choices=[f.value for f in LoadFormat])  # fmt: skip
     option("max-context-tokens", "longest prompt + output (default: the model's own)", type=int)
     option("kv-cache-gib", "KV pool of each worker in GiB (default 1.0)", type=float)
+    option("prefill-kv-cache-gib", "the same, for prefill instances alone", type=float)
+    option("decode-kv-cache-gib", "the same, for decode instances alone", type=float)
     option("block-size", "tokens in a KV block (default 32)", type=int)
     option("prefill-tokens", "L_m: prompts are packed up to this many tokens (default 512; "
            "`distserve profile` measures it)", type=int)  # fmt: skip

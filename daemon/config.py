@@ -17,6 +17,7 @@ from ipc.vocabulary import DType, InstanceSpec, Parallelism, Placement, Role, Se
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Gibibytes = Annotated[float, msgspec.Meta(gt=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 DEFAULT_CONTEXT_TOKENS = 2048
@@ -36,7 +37,9 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: DType = DType.BF16
     load_format: LoadFormat = LoadFormat.SAFETENSORS
     max_context_tokens: Positive | None = None
-    kv_cache_gib: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    kv_cache_gib: Gibibytes = 1.0
+    prefill_kv_cache_gib: Gibibytes | None = None
+    decode_kv_cache_gib: Gibibytes | None = None
     block_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 32
     prefill_tokens: Positive = 512
     max_batch: Annotated[int, msgspec.Meta(ge=16)] = 256
@@ -67,6 +70,11 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             segment = Segment(node=LOCAL_NODE, devices=(device,))
             instances.append(InstanceSpec(name, role, Parallelism(), (segment,)))
         return Placement(version=1, instances=tuple(instances))
+
+    def kv_bytes(self, role: Role) -> int:
+        """The pool of each worker of such an instance."""
+        by_role = {Role.PREFILL: self.prefill_kv_cache_gib, Role.DECODE: self.decode_kv_cache_gib}
+        return int((by_role.get(role) or self.kv_cache_gib) * 2**30)
 
     @property
     def mixed_policy(self) -> MixedPolicy:

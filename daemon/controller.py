@@ -1,13 +1,11 @@
-"""Owns every request: takes it, dispatches it, deals out its tokens, and ends it exactly once.
+"""Owns every request: takes it, follows it through its trips, deals out its tokens, ends it once.
 
 The controller reacts: to clients (`submit`, a call that is left), to instances that come up and
-go down, and to their events. It holds no sockets and never waits; what it sends to leaders goes
-through `Instance.send`.
+go down, and to their events. It holds no sockets and never waits; its books are `Trips`.
 """
 
 import asyncio
 import itertools
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Self, assert_never
@@ -21,36 +19,17 @@ from daemon.instances import Instance, InstanceTable
 from daemon.metrics import Metrics
 from daemon.request import ENDED, Choice, Phase, Request, Trip
 from daemon.text import ChoiceText, Tokenizer
-from ipc.kv_layout import blocks_for
+from daemon.trips import Trips
 from ipc.messages import (
-    Abort,
-    Command,
-    Decode,
     Gone,
     Preempted,
-    Prefill,
     Prefilled,
     Pulled,
     Refused,
-    Release,
-    SequenceStart,
     Stats,
     TokenRow,
     Tokens,
 )
-from ipc.sockets import PeerGone
-from ipc.vocabulary import FinishReason, KVHandle, TokenLogprobs
-
-logger = logging.getLogger(__name__)
-
-
-class _Held:
-    """Prefilled blocks that wait at their owner, and the decode instance that may be reading."""
-
-    def __init__(self, handle: KVHandle) -> None:
-        self.handle = handle
-        self.reader: str | None = None
-
 
 LeaderEvent = Prefilled | Pulled | Gone | Preempted | Refused | Stats | Tokens
 
@@ -95,20 +74,16 @@ class Controller:
     ) -> None:
         self.instances = InstanceTable()
         self.is_draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._trips = Trips(self.instances)
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._capacity = capacity
         self._max_queued = max_queued
         self._clock = clock
         self._arrivals = itertools.count(1)
-        self._ids = itertools.count(1)
         self._open: set[Request] = set()
-        self._trips: dict[int, Trip] = {}  # by request id on the wire
-        self._trip_of: dict[int, Trip] = {}  # by sequence id, unfinished choices only
-        self._held: dict[int, _Held] = {}  # prefilled blocks that are not released yet
-        self._unplaced: list[Trip] = []  # for want of an instance: WAITING or HANDOFF
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     # ---- clients ----------------------------------------------------------------------------
 
@@ -123,18 +98,15 @@ class Controller:
             raise
         stream = TokenStream(sum(spec.num_choices for spec in specs))
         call = ClientCall(self, stream)
-        first_choice = 0
+        num_choices = 0
         for spec in specs:
-            request = self._take(spec, stream, first_choice)
-            call.requests.append(request)
-            first_choice += spec.num_choices
+            call.requests.append(self._take(spec, stream, first_choice=num_choices))
+            num_choices += spec.num_choices
         return call
 
     def abandon(self, request: Request) -> None:
         """The client has left; whoever holds the request is told. Idempotent."""
-        for trip in [t for t in request.trips if t.phase not in ENDED]:
-            self._stop(trip)
-            self._end(trip, Phase.ABORTED)
+        self._stop_all(request, Phase.ABORTED)
 
     def fail_all(self, error: ServeError) -> None:
         """End every request that is under way by an error."""
@@ -149,12 +121,9 @@ class Controller:
     def num_open(self) -> int:
         return len(self._open)
 
-    def phase_counts(self) -> dict[str, int]:
-        """How many requests' trips are where."""
-        counts = {phase.name.lower(): 0 for phase in Phase if phase not in ENDED}
-        for trip in self._trips.values():
-            counts[trip.phase.name.lower()] += 1
-        return counts
+    def count_phases(self) -> dict[str, int]:
+        """How many trips are where."""
+        return self._trips.count_phases()
 
     def _check(self, specs: Sequence[GenerationSpec]) -> None:
         if self.is_draining:
@@ -163,11 +132,14 @@ class Controller:
             raise NotReady("no prefill and decode instances are ready to serve")
         for spec in specs:
             self._capacity.check(spec)
-        queued = sum(t.phase is not Phase.DECODE for t in self._trips.values())
-        if queued + len(specs) > self._max_queued:
-            raise QueueFull(f"{queued} requests are waiting, {self._max_queued} may")
+        num_queued = self._trips.num_queued
+        if num_queued + len(specs) > self._max_queued:
+            raise QueueFull(
+                f"{num_queued} requests are waiting, {len(specs)} more would pass the limit of "
+                f"{self._max_queued}"
+            )
 
-    def _take(self, spec: GenerationSpec, stream: TokenStream, first_choice: int) -> Request:
+    def _take(self, spec: GenerationSpec, stream: TokenStream, *, first_choice: int) -> Request:
         request = Request(spec, next(self._arrivals), stream, self._clock())
         request.choices = [
             Choice(first_choice + i, ChoiceText(self._tokenizer, spec.stop))
@@ -176,124 +148,30 @@ class Controller:
         self._open.add(request)
         self._idle.clear()
         self._metrics.arrived(request)
-        self._travel(request, request.choices)
+        self._trips.start(request, request.choices)
         return request
 
-    # ---- trips ------------------------------------------------------------------------------
-
-    def _travel(self, request: Request, choices: Sequence[Choice]) -> None:
-        """Send choices of equal output on a new trip."""
-        trip = Trip(next(self._ids), request, {next(self._ids): c for c in choices})
-        request.trips.append(trip)
-        self._trips[trip.request_id] = trip
-        for seq_id in trip.choices:
-            self._trip_of[seq_id] = trip
-        self._place(trip)
-
-    def _place(self, trip: Trip) -> None:
-        """Dispatch a trip that no instance has: to prefill, or on to decode."""
-        place = self._place_prefill if trip.phase is Phase.WAITING else self._place_decode
-        if not place(trip):
-            self._unplaced.append(trip)
-
-    def _place_prefill(self, trip: Trip) -> bool:
-        if (instance := self.instances.best_prefill()) is None:
-            return False
-        request, spec = trip.request, trip.request.spec
-        command = Prefill(
-            request_id=trip.request_id,
-            arrival=request.arrival,
-            seq_ids=tuple(trip.choices),
-            choices=tuple(c.index - request.choices[0].index for c in trip.choices.values()),
-            prompt=spec.prompt,
-            output=trip.output,
-            sampling=spec.sampling,
-            prompt_logprobs=None if trip.output else spec.prompt_logprobs,
-        )
-        instance.queued[trip.request_id] = trip.num_tokens
-        trip.instance = instance.name
-        trip.enter(Phase.PREFILL)
-        self._send(instance, command)
-        return True
-
-    def _place_decode(self, trip: Trip) -> bool:
-        if (instance := self.instances.best_decode()) is None:
-            return False
-        request, spec = trip.request, trip.request.spec
-        held = self._held[trip.request_id]
-        held.reader = instance.name
-        command = Decode(
-            request_id=trip.request_id,
-            arrival=request.arrival,
-            handle=held.handle,
-            sequences=tuple(
-                SequenceStart(seq_id, c.index - request.choices[0].index, tuple(c.output))
-                for seq_id, c in trip.choices.items()
-            ),
-            prompt=spec.prompt,
-            sampling=spec.sampling,
-        )
-        self._load(instance, trip)
-        trip.instance = instance.name
-        self._send(instance, command)
-        return True
-
-    def _load(self, instance: Instance, trip: Trip) -> None:
-        num_blocks = blocks_for(trip.num_tokens, instance.layout.block_size)
-        for seq_id in trip.choices:
-            instance.sequences[seq_id] = num_blocks
-
-    def _stop(self, trip: Trip) -> None:
-        """Tell whoever holds the trip; free what only waits for a decode instance."""
-        instance = self.instances.get(trip.instance) if trip.instance else None
-        if trip.phase is Phase.HANDOFF and trip in self._unplaced:
-            self._release(trip.request_id)
-        elif instance is not None:
-            self._send(instance, Abort(trip.request_id, tuple(trip.choices)))
-
-    def _end(self, trip: Trip, phase: Phase) -> None:
-        """The trip is over, whatever may still be heard of it."""
-        trip.enter(phase)
-        self._trips.pop(trip.request_id, None)
-        if trip in self._unplaced:
-            self._unplaced.remove(trip)
-        for seq_id in list(trip.choices):
-            self._leave(trip, seq_id)
-        request = trip.request
-        if request.is_ended and request in self._open:
-            self._open.remove(request)
-            request.clock.ended_s = self._clock()
-            self._metrics.ended(request, phase)
-            if not self._open:
-                self._idle.set()
-
-    def _leave(self, trip: Trip, seq_id: int) -> None:
-        del trip.choices[seq_id]
-        self._trip_of.pop(seq_id, None)
-        if trip.instance and (instance := self.instances.get(trip.instance)) is not None:
-            instance.sequences.pop(seq_id, None)
+    # ---- endings ----------------------------------------------------------------------------
 
     def _fail(self, request: Request, error: ServeError) -> None:
         request.stream.fail(error)
+        self._stop_all(request, Phase.FAILED)
+
+    def _stop_all(self, request: Request, phase: Phase) -> None:
         for trip in [t for t in request.trips if t.phase not in ENDED]:
-            self._stop(trip)
-            self._end(trip, Phase.FAILED)
+            self._trips.stop(trip)
+            self._end(trip, phase)
 
-    def _release(self, request_id: int) -> None:
-        """The one place where held blocks are given back: their last reader has ended."""
-        held = self._held.pop(request_id, None)
-        if held is None:
+    def _end(self, trip: Trip, phase: Phase) -> None:
+        self._trips.end(trip, phase)
+        request = trip.request
+        if not request.is_ended or request not in self._open:
             return
-        owner = self.instances.get(held.handle.owner, held.handle.epoch)
-        if owner is not None:
-            self._send(owner, Release(request_id))
-
-    def _send(self, instance: Instance, command: Command) -> None:
-        try:
-            instance.send(command)
-        except PeerGone as error:
-            # Its death is on the way to us by the supervisor, which then ends what it held.
-            logger.info("%s is gone: %s", instance.name, error)
+        self._open.remove(request)
+        request.clock.ended_s = self._clock()
+        self._metrics.ended(request, phase)
+        if not self._open:
+            self._idle.set()
 
     # ---- instances --------------------------------------------------------------------------
 
@@ -301,41 +179,19 @@ class Controller:
         """It can be sent work; trips that waited for its like are placed."""
         self.instances.add(instance)
         self._capacity.learn(instance.name, instance.layout)
-        waiting, self._unplaced = self._unplaced, []
-        for trip in sorted(waiting, key=lambda t: t.request.arrival):
-            self._place(trip)
+        self._trips.place_waiting()
 
     def instance_down(self, name: str, epoch: int, reason: str) -> None:
         """Every process of it has been reaped: what it ran fails, and as a reader it has ended."""
         if self.instances.remove(name, epoch) is None:
             return
         error = WorkerFailed(f"the worker {name} failed: {reason}")
-        for request_id, held in list(self._held.items()):
-            if held.handle.owner == name:
-                self._source_lost(request_id, held, error)
-            elif held.reader == name:
-                self._reader_lost(request_id, held)
-        for trip in list(self._trips.values()):
+        for trip in self._trips.owner_lost(name):
+            self._fail(trip.request, error)
+        self._trips.reader_lost(name)
+        for trip in self._trips:
             if trip.instance == name:
                 self._fail(trip.request, error)
-
-    def _source_lost(self, request_id: int, held: _Held, error: ServeError) -> None:
-        """Prefilled blocks are gone with their owner. A reader says itself whether it has them:
-        by `Pulled`, or by `Gone` once it hears of the death."""
-        del self._held[request_id]
-        trip = self._trips.get(request_id)
-        if trip is not None and held.reader is None:
-            self._fail(trip.request, error)
-
-    def _reader_lost(self, request_id: int, held: _Held) -> None:
-        """Nothing was lost but the reader: another one may pull the same blocks."""
-        held.reader = None
-        trip = self._trips.get(request_id)
-        if trip is None:
-            self._release(request_id)
-        else:
-            trip.instance = None
-            self._place(trip)
 
     # ---- events -----------------------------------------------------------------------------
 
@@ -365,35 +221,37 @@ class Controller:
                 assert_never(event)
 
     def _token(self, row: TokenRow, started_s: float) -> None:
-        trip = self._trip_of.get(row.seq_id)
+        trip = self._trips.of_sequence(row.seq_id)
         if trip is None:
             return
         trip.request.clock.decoding(started_s)
-        self._deal(trip, row.seq_id, row.token_ids, row.finished, row.logprobs)
+        delta = trip.take(row)
+        self._deal(trip, row.seq_id, delta)
+        if delta.finished is not row.finished:  # by a stop string, which the leader cannot see
+            self._trips.stop_choice(trip, row.seq_id)
         if not trip.choices:
             self._end(trip, Phase.FINISHED)
 
     def _prefilled(self, instance: Instance, event: Prefilled) -> None:
         instance.queued.pop(event.request_id, None)
         if event.handle is not None:
-            self._held[event.request_id] = _Held(event.handle)
+            self._trips.hold(event.request_id, event.handle)
         trip = self._trips.get(event.request_id)
         if trip is None:  # the client left while it was computed
-            self._release(event.request_id)
+            self._trips.release(event.request_id)
             return
         trip.request.clock.prefilled(event.started_s, event.ended_s)
-        keeps = event.handle is None and not all(event.finished)
-        if keeps:
-            self._load(instance, trip)
+        is_kept = event.handle is None and not all(event.finished)
+        if is_kept:
+            self._trips.decodes_at(trip, instance)
             trip.enter(Phase.DECODE)
         self._deal_first(trip, event)
         if not trip.choices:
-            self._release(event.request_id)
+            self._trips.release(event.request_id)
             self._end(trip, Phase.FINISHED)
-        elif not keeps:
-            trip.instance = None
+        elif not is_kept:
             trip.enter(Phase.HANDOFF)
-            self._place(trip)
+            self._trips.place(trip)
 
     def _deal_first(self, trip: Trip, event: Prefilled) -> None:
         """Each choice gets its first token of this trip; the first one the prompt's entries."""
@@ -401,37 +259,24 @@ class Controller:
         for i, seq_id in enumerate(list(trip.choices)):
             token_ids = event.token_ids[i : i + 1]
             logprobs = event.logprobs[i : i + 1] if event.logprobs and token_ids else None
-            self._deal(trip, seq_id, token_ids, event.finished[i], logprobs, prompt_logprobs)
+            row = TokenRow(seq_id, token_ids, event.finished[i], logprobs)
+            delta = msgspec.structs.replace(trip.take(row), prompt_logprobs=prompt_logprobs)
+            self._deal(trip, seq_id, delta)
+            if delta.finished is not row.finished and trip.phase is Phase.DECODE:
+                self._trips.stop_choice(trip, seq_id)
             prompt_logprobs = None
 
-    def _deal(
-        self,
-        trip: Trip,
-        seq_id: int,
-        token_ids: tuple[int, ...],
-        finished: FinishReason | None,
-        logprobs: tuple[TokenLogprobs, ...] | None,
-        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None,
-    ) -> None:
-        """Pass a choice's tokens on to the client; stop the leader where a stop string came."""
-        request, choice = trip.request, trip.choices[seq_id]
-        delta = choice.take(token_ids, finished, logprobs, request.spec.sampling.end_token_ids)
-        if prompt_logprobs is not None:
-            delta = msgspec.structs.replace(delta, prompt_logprobs=prompt_logprobs)
-        request.stream.put(delta)
-        if token_ids:
-            request.clock.token(self._clock())
-            self._metrics.tokens(len(token_ids))
-        if delta.finished is None:
-            return
-        if finished is None and trip.phase is Phase.DECODE and trip.instance is not None:
-            instance = self.instances.get(trip.instance)
-            if instance is not None:
-                self._send(instance, Abort(trip.request_id, (seq_id,)))
-        self._leave(trip, seq_id)
+    def _deal(self, trip: Trip, seq_id: int, delta: Delta) -> None:
+        """Pass a choice's tokens on to the client."""
+        trip.request.stream.put(delta)
+        if delta.token_ids:
+            trip.request.clock.token(self._clock())
+            self._metrics.tokens(len(delta.token_ids))
+        if delta.finished is not None:
+            self._trips.leave(trip, seq_id)
 
     def _pulled(self, event: Pulled) -> None:
-        self._release(event.request_id)
+        self._trips.release(event.request_id)
         trip = self._trips.get(event.request_id)
         if trip is not None:
             trip.request.clock.pulled(event.started_s, event.ended_s)
@@ -439,26 +284,26 @@ class Controller:
 
     def _preempted(self, seq_id: int) -> None:
         """A choice gave its blocks back: it is prefilled again with what it has put out."""
-        trip = self._trip_of.get(seq_id)
+        trip = self._trips.of_sequence(seq_id)
         if trip is None:
             return
         choice = trip.choices[seq_id]
-        self._leave(trip, seq_id)
-        self._travel(trip.request, [choice])
+        self._trips.leave(trip, seq_id)
+        self._trips.start(trip.request, [choice])
         if not trip.choices:
             self._end(trip, Phase.FINISHED)
 
     def _gone(self, instance: Instance, event: Gone) -> None:
         """Choices have left an instance: because we said so, or because their source died."""
         instance.queued.pop(event.request_id, None)
-        self._release(event.request_id)
+        self._trips.release(event.request_id)
         trip = self._trips.get(event.request_id)
         if trip is not None and any(seq_id in trip.choices for seq_id in event.seq_ids):
             self._fail(trip.request, WorkerFailed("the worker that held the prompt has failed"))
 
     def _refused(self, instance: Instance, event: Refused) -> None:
         instance.queued.pop(event.request_id, None)
-        self._release(event.request_id)
+        self._trips.release(event.request_id)
         trip = self._trips.get(event.request_id)
         if trip is not None:
             self._fail(trip.request, WorkerFailed(f"{instance.name} refused: {event.reason}"))

@@ -30,6 +30,12 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
 
 
+def url_of(listener: socket.socket) -> str:
+    """Where clients reach it; the port is the real one where 0 was asked for."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handling: `stop` ends it."""
 
@@ -43,6 +49,7 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=STREAM_END_GRACE_S,
+                log_level="warning",
             )
         )
 

@@ -55,7 +55,7 @@ class Node:
             version=self._version,
             pid=os.getpid(),
             uptime_s=time.monotonic() - self._started_s,
-            requests=self._controller.phase_counts(),
+            requests=self._controller.count_phases(),
             instances=tuple(self._instance(ward) for ward in self._supervisor.wards.values()),
         )
 

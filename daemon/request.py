@@ -9,7 +9,8 @@ from enum import Enum, auto
 
 from daemon.generation import Delta, GenerationSpec, StageTimes, TokenStream
 from daemon.text import ChoiceText
-from ipc.vocabulary import FinishReason, TokenLogprobs
+from ipc.messages import TokenRow
+from ipc.vocabulary import FinishReason
 
 
 class Phase(Enum):
@@ -95,28 +96,19 @@ class Choice:
         self.finished: FinishReason | None = None
         self._text = text
 
-    def take(
-        self,
-        token_ids: tuple[int, ...],
-        finished: FinishReason | None,
-        logprobs: tuple[TokenLogprobs, ...] | None,
-        end_token_ids: tuple[int, ...],
-    ) -> Delta:
+    def take(self, row: TokenRow) -> Delta:
         """Tokens have come: append them, and end by a stop string where one is completed.
 
-        The token that ended a choice is counted but is no part of its text.
+        The token that made the leader end a choice is counted, but is no part of its text.
         """
-        self.output.extend(token_ids)
-        shown = token_ids
-        if finished is FinishReason.STOP and token_ids[-1] in end_token_ids:
-            shown = token_ids[:-1]
+        self.output.extend(row.token_ids)
+        is_end_token = row.finished is FinishReason.STOP
+        shown = row.token_ids[:-1] if is_end_token else row.token_ids
         text, is_stopped = self._text.push(shown)
-        if is_stopped:
-            finished = FinishReason.STOP
-        elif finished is not None:
+        self.finished = FinishReason.STOP if is_stopped else row.finished
+        if row.finished is not None and not is_stopped:
             text += self._text.flush()
-        self.finished = finished
-        return Delta(self.index, text, token_ids, logprobs, finished)
+        return Delta(self.index, text, row.token_ids, row.logprobs, self.finished)
 
 
 class Request:
@@ -135,6 +127,10 @@ class Request:
     @property
     def is_ended(self) -> bool:
         return all(trip.phase in ENDED for trip in self.trips)
+
+    def choice_number(self, choice: Choice) -> int:
+        """Counted within this prompt, as seeds are."""
+        return choice.index - self.choices[0].index
 
     @property
     def num_output(self) -> int:
@@ -156,6 +152,9 @@ class Trip:
     def num_tokens(self) -> int:
         """Tokens to prefill."""
         return len(self.request.spec.prompt) + len(self.output)
+
+    def take(self, row: TokenRow) -> Delta:
+        return self.choices[row.seq_id].take(row)
 
     def enter(self, phase: Phase) -> None:
         assert phase in NEXT[self.phase], f"trip {self.request_id}: {self.phase} -> {phase}"

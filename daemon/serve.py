@@ -66,7 +66,7 @@ class Daemon:
 
     async def run(self, listener: socket.socket) -> None:
         """Until the first signal and the drain that follows it."""
-        self._wire()
+        self._wire(listener)
         stop = asyncio.Event()
         with _signals(stop), ExitStack() as sockets:
             sockets.callback(self._context.term)
@@ -89,8 +89,9 @@ class Daemon:
                     for task in background:
                         task.cancel()
 
-    def _wire(self) -> None:
+    def _wire(self, listener: socket.socket) -> None:
         config = self._config
+        self._url = http_server.url_of(listener)
         self._context = zmq.asyncio.Context()
         self._link = DaemonSocket(self._context, f"ipc://{self._run_dir.worker_socket}")
         self._metrics = Metrics(config.model_id)
@@ -123,7 +124,7 @@ class Daemon:
             return
         self._is_announced = True
         self._notifier.ready(self._node.progress)
-        for line in _welcome(self._config):
+        for line in _welcome(self._config.model_id, self._url):
             logger.info("%s", line)
 
     async def _wind_down(self, stop: asyncio.Event) -> None:
@@ -193,11 +194,10 @@ def _first_exit_error(group: BaseExceptionGroup) -> BaseException:
     return found
 
 
-def _welcome(config: DaemonConfig) -> tuple[str, str]:
-    url = f"http://{config.host}:{config.port}"
-    body = f'{{"model": "{config.model_id}", "stream": true, "messages": '
+def _welcome(model_id: str, url: str) -> tuple[str, str]:
+    body = f'{{"model": "{model_id}", "stream": true, "messages": '
     body += '[{"role": "user", "content": "Why is the sky blue?"}]}'
     return (
-        f"ready: {config.model_id} on {url}. Try:",
+        f"ready: {model_id} on {url}. Try:",
         f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
     )

@@ -197,7 +197,7 @@ class Supervisor:
             device=device,
             cpu_cores=cores,
             num_threads=num_threads,
-            kv_bytes=int(config.kv_cache_gib * 2**30),
+            kv_bytes=config.kv_bytes(life.spec.role),
             block_size=config.block_size,
             max_context_tokens=self._max_context,
             prefill_tokens=config.prefill_tokens,

@@ -7,6 +7,8 @@ and is gone with the last holder. Each incarnation of a worker makes a fresh one
 import mmap
 import os
 
+import psutil
+
 
 class PoolUnavailable(Exception):
     """The memory for a pool cannot be had."""
@@ -19,6 +21,12 @@ def create(num_bytes: int, label: str) -> int:
     Raises:
         PoolUnavailable: there is not that much memory.
     """
+    available = psutil.virtual_memory().available
+    if num_bytes > available:  # an anonymous file has no other limit than the kernel's OOM killer
+        raise PoolUnavailable(
+            f"a KV pool of {num_bytes / 2**30:.2f} GiB was asked for, "
+            f"{available / 2**30:.2f} GiB of memory are available"
+        )
     descriptor = os.memfd_create(f"distserved-{label}", os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(descriptor, 0, num_bytes)

@@ -1,0 +1,131 @@
+"""Messages survive the wire; what is not of the protocol is refused, and a lost one is noticed."""
+
+import pytest
+
+from ipc import codec
+from ipc.codec import Kind, Numbering, SequenceGap, WireError
+from ipc.kv_layout import RankLayout, Span
+from ipc.messages import (
+    Abort,
+    Audit,
+    Broken,
+    Command,
+    Decode,
+    Event,
+    Exit,
+    Gone,
+    Hello,
+    Loading,
+    MixedPolicy,
+    PeerDown,
+    PeerUp,
+    Preempted,
+    Prefill,
+    Prefilled,
+    Pulled,
+    Ready,
+    Refused,
+    Release,
+    SequenceStart,
+    SetRole,
+    Stats,
+    TokenRow,
+    Tokens,
+)
+from ipc.vocabulary import (
+    DType,
+    FinishReason,
+    KVHandle,
+    Role,
+    SamplingParams,
+    TokenLogprobs,
+    WorkerName,
+)
+
+WORKER = WorkerName("prefill-0")
+LAYOUT = RankLayout(Span(0, 2), Span(0, 1), 8, 16, 64, DType.FP32)
+HANDLE = KVHandle("prefill-0", 2**62, 7, (3, 1, 2), 40)
+SAMPLING = SamplingParams(max_tokens=5, seed=2**63 - 1, logit_bias=((3, -100.0),), top_k=4)
+LOGPROBS = TokenLogprobs(5, -0.25, ((5, -0.25), (9, -3.5)))
+
+COMMANDS: list[Command] = [
+    Prefill(7, 1, (8, 9), (0, 1), (1, 2, 3), (), SAMPLING, prompt_logprobs=2),
+    Decode(7, 1, HANDLE, (SequenceStart(8, 0, (4,)),), (1, 2, 3), SAMPLING),
+    Abort(7, (8, 9)),
+    Release(7),
+    PeerUp(WORKER, 5, LAYOUT),
+    PeerDown("prefill-0", 5),
+    SetRole(Role.MIXED, MixedPolicy(chunk_tokens=64)),
+    Audit(),
+    Exit(),
+]
+EVENTS: list[Event] = [
+    Hello(WORKER, 1234),
+    Loading("weights", 0.5),
+    Broken("no such model"),
+    Ready(LAYOUT, "torch", 1.5),
+    Prefilled(
+        7, (4, 5), (None, FinishReason.STOP), HANDLE, 1.0, 2.0, (LOGPROBS, LOGPROBS), (None,)
+    ),
+    Pulled(7, 1024, 1.0, 2.0),
+    Gone(7, (8,)),
+    Preempted(8),
+    Refused(7, (8,), "full"),
+    Stats(
+        **dict.fromkeys(Stats.__struct_fields__, 1),  # type: ignore[arg-type]
+    ),
+]
+TOKENS = Tokens(1.5, (TokenRow(8, (4,)), TokenRow(9, (5,), FinishReason.LENGTH, (LOGPROBS,))))
+
+
+def test_every_command_is_among_the_examples() -> None:
+    assert {type(c) for c in COMMANDS} == set(Command.__args__)
+    assert {type(e) for e in EVENTS} == set(Event.__args__)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: type(c).__name__)
+def test_a_command_comes_out_as_it_went_in(command: Command) -> None:
+    header, payload = codec.encode(command, Kind.COMMAND, 5, 0)
+    assert codec.read_header([header, payload]).epoch == 5
+    assert codec.read_command(payload) == command
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
+def test_an_event_comes_out_as_it_went_in(event: Event) -> None:
+    _, payload = codec.encode(event, Kind.EVENT, 5, 0)
+    assert codec.read_event(Kind.EVENT, payload) == event
+
+
+def test_the_hot_message_is_a_positional_array() -> None:
+    _, payload = codec.encode(TOKENS, Kind.TOKENS, 5, 0)
+    assert payload.startswith(b"[1.5,[[8,[4],null,null]")
+    assert codec.read_event(Kind.TOKENS, payload) == TOKENS
+
+
+def test_a_wrong_field_is_named_by_its_path() -> None:
+    with pytest.raises(WireError, match=r"\$\.request_id"):
+        codec.read_command(b'{"type":"Release","request_id":"x"}')
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"{", b"[]", b"null", b'{"type":"Pickle"}', b"\xff\xfe", b'{"type":7}']
+)
+def test_garbage_is_a_wire_error(payload: bytes) -> None:
+    with pytest.raises(WireError):
+        codec.read_command(payload)
+
+
+@pytest.mark.parametrize(
+    "frames", [[], [b""], [b"x" * 18], [b"x" * 18, b"{}"], [b"\x01\x63" + bytes(16), b"{}"]]
+)
+def test_frames_of_another_protocol_are_a_wire_error(frames: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        codec.read_header(frames)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_doubled_or_lost_message_is_a_gap(number: int) -> None:
+    numbering = Numbering()
+    numbering.check(0)
+    with pytest.raises(SequenceGap):
+        numbering.check(number)
