@@ -102,6 +102,8 @@ def _decide(model: PreTrainedModel, seed: int) -> None:
                 parameter.copy_(centre + 0.1 * noise)
             else:
                 parameter.copy_(noise * 1.5 * parameter.shape[-1] ** -0.5)
+            if len(parameter) == VOCAB_SIZE:
+                parameter[NUM_TOKEN_IDS:] = 0  # padding is never the likeliest
 
 
 def _llama_config(**changes: Any) -> LlamaConfig:

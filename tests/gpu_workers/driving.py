@@ -36,13 +36,13 @@ class Driver:
             num_token_ids=num_token_ids,
         )
         token_bytes = self.config.kv_bytes_per_token(dtype)
-        layout = pool_layout(
+        self.layout = pool_layout(
             self.config, dtype=dtype, block_size=block_size, kv_bytes=4096 * token_bytes
         )
         self.block_size = block_size
-        self.pool = PrivatePool(layout)
+        self.pool = PrivatePool(self.layout)
         self.executor = build_executor(self.config, spec, self.pool)
-        self.free = list(range(layout.num_blocks))
+        self.free = list(range(self.layout.num_blocks))
         random.Random(0).shuffle(self.free)
         self.blocks: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}

@@ -200,9 +200,7 @@ def test_the_older_spelling_of_rotary_scaling_means_the_same() -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ],
 )
-def test_what_cannot_be_computed_is_refused_by_name(
-    changes: dict[str, object], named: str
-) -> None:
+def test_what_cannot_be_computed_is_refused_by_name(changes: dict[str, object], named: str) -> None:
     with pytest.raises(ModelError, match=named):
         parse_config(raw_llama(**changes), name="m")
 
