@@ -167,6 +167,15 @@ def test_exactly_the_four_rooms_are_installed() -> None:
     assert found == [pattern for room in ROOMS for pattern in (room, f"{room}.*")]
 
 
+def test_what_is_imported_is_declared_as_a_dependency() -> None:
+    declared = {normal(requirement.name) for requirement in declared_requirements()}
+    distributions = importlib.metadata.packages_distributions()
+    for path in [*SOURCES, *TESTS]:
+        for package in packages(path) - sys.stdlib_module_names - {*ROOMS, "tests"}:
+            providers = {normal(provider) for provider in distributions.get(package, [package])}
+            assert providers & declared, f"{name(path)} imports {package}"
+
+
 def test_every_dependency_is_pinned_and_installed_as_pinned() -> None:
     pins = dict(line.split("==") for line in lines(ROOT / "constraints.txt") if line[0] != "#")
     pinned = {normal(package): version for package, version in pins.items()}
@@ -176,10 +185,7 @@ def test_every_dependency_is_pinned_and_installed_as_pinned() -> None:
 
 def needed_packages() -> set[str]:
     """What `distserved[setup,test]` needs here, transitively; torch's own needs are torch's."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    texts = [*project["dependencies"], *extras["setup"], *extras["test"]]
-    waiting = [Requirement(text) for text in texts]
+    waiting = declared_requirements()
     found: set[str] = set()
     while waiting:
         requirement = waiting.pop()
@@ -190,6 +196,13 @@ def needed_packages() -> set[str]:
         if package != "torch":
             waiting += needs_of(requirement)
     return found
+
+
+def declared_requirements() -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    texts = [*project["dependencies"], *(text for extra in extras for text in extra)]
+    return [Requirement(text) for text in texts]
 
 
 def needs_of(requirement: Requirement) -> Iterator[Requirement]:
