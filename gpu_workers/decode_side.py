@@ -43,7 +43,7 @@ class DecodeSide:
     @property
     def free_places(self) -> int:
         """Choices that may still join the batch."""
-        return self._max_batch - len(self._running)
+        return self._max_batch - self._num_admitted
 
     @property
     def is_pulling(self) -> bool:
@@ -58,10 +58,7 @@ class DecodeSide:
 
     def room(self) -> int:
         """Blocks that newcomers may take: what is free, less one to grow for each that runs."""
-        pulling = sum(len(group.command.sequences) for group in self._pulling.values())
-        return self._admission.room(
-            free_blocks=self._pool.num_free, num_running=len(self._running) + pulling
-        )
+        return self._admission.room(free_blocks=self._pool.num_free, num_running=self._num_admitted)
 
     def add(self, command: Decode) -> None:
         bisect.insort(
@@ -156,9 +153,15 @@ class DecodeSide:
             self._end(sequence, draft)
         return TokenRow(sequence.seq_id, row.token_ids, reason, row.logprobs)
 
+    @property
+    def _num_admitted(self) -> int:
+        """Choices that run or will when their pull has ended."""
+        pulling = sum(len(group.command.sequences) for group in self._pulling.values())
+        return len(self._running) + pulling
+
     def _fits(self, group: PullGroup) -> bool:
         num_new = len(group.command.sequences)
-        is_batch_full = bool(self._running) and len(self._running) + num_new > self._max_batch
+        is_batch_full = self._num_admitted > 0 and num_new > self.free_places
         return not is_batch_full and group.num_blocks <= self.room()
 
     def _grow(self, sequence: Running, draft: Draft, preempted: list[Preempted]) -> bool:
