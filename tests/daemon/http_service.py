@@ -1,11 +1,13 @@
 """The real application behind a real HTTP server on a loopback port, with a fake submitter."""
 
-import socket
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from daemon.chat_template import ChatTemplate
 from daemon.errors import NotReady
@@ -51,20 +53,21 @@ class Service:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Service"]:
-        config = uvicorn.Config(
-            self.app, http="httptools", lifespan="off", access_log=False, log_config=None
-        )
+        """uvicorn's own protocol, without the parts of its server that wait and sleep."""
+        config = uvicorn.Config(self.app, lifespan="off", access_log=False, log_config=None)
         config.load()
-        server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
-            await server.startup(sockets=[listener])
-            try:
-                yield self
-            finally:
-                server.force_exit = True
-                await server.shutdown(sockets=[listener])
+        state = ServerState()
+        server = await asyncio.get_running_loop().create_server(
+            lambda: HttpToolsProtocol(config, state, app_state={}), "127.0.0.1", 0
+        )
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+            for connection in list(state.connections):
+                connection.transport.abort()
+            await asyncio.gather(*state.tasks)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:
