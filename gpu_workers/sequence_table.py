@@ -59,7 +59,7 @@ class SequenceTable:
     def __init__(self, *, block_size: int, max_tokens: int) -> None:
         self.block_size = block_size
         self._sequences: dict[int, Sequence] = {}
-        width = blocks_for(max_tokens, block_size)
+        width = blocks_for(max_tokens, block_size) + 1  # a growth block may never be used
         self.block_table: IntArray = np.zeros((INITIAL_LINES, width), dtype=np.int64)
         self._free_lines = list(range(INITIAL_LINES))
 
