@@ -1,0 +1,115 @@
+"""A whole service for tests: the real daemon as a process, and what can be seen of it outside."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+START_S = 60.0
+
+
+class Service:
+    """A running daemon. Its log lines are kept for messages when something goes wrong."""
+
+    def __init__(self, process: subprocess.Popen[str], run_dir: Path) -> None:
+        self.process = process
+        self.run_dir = run_dir
+        self.url = ""
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip())
+            if found := re.search(r"ready: \S+ on (http://\S+)\. Try:", line):
+                self.url = found[1]
+                self._ready.set()
+        self._ready.set()
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    def until_ready(self) -> None:
+        assert self._ready.wait(START_S), self.log
+        assert self.url, f"the service ended with {self.process.wait()}:\n{self.log}"
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60.0)
+
+    def workers(self) -> dict[str, psutil.Process]:
+        """Worker processes by instance name, as the log tells them."""
+        found = {}
+        for line in self.lines:
+            if match := re.search(r"(\S+)/0\.0 started, process (\d+)", line):
+                found[match[1]] = psutil.Process(int(match[2]))
+        return found
+
+    def counts(self) -> dict[str, dict[str, float]]:
+        """`distserve_instance` and `distserve_kv_blocks` of /metrics, by instance."""
+        text = httpx.get(f"{self.url}/metrics").text
+        found: dict[str, dict[str, float]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name in ("distserve_instance", "distserve_kv_blocks"):
+                    key = sample.labels.get("count") or sample.labels["state"]
+                    found.setdefault(sample.labels["instance"], {})[key] = sample.value
+        return found
+
+    def complete(self, prompt: object, **how: object) -> dict[str, object]:
+        body = {"prompt": prompt, "temperature": 0, "max_tokens": 16} | how
+        response = httpx.post(f"{self.url}/v1/completions", json=body, timeout=120.0)
+        assert response.status_code == 200, response.text
+        answer: dict[str, object] = response.json()
+        return answer
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(30)
+        self._reader.join(5)
+        return code
+
+
+@contextmanager
+def serving(model: Path, *flags: str) -> Iterator[Service]:
+    """Start a daemon on a free port in a run directory of its own; stop it at the end."""
+    with tempfile.TemporaryDirectory(prefix="ds-") as run_dir:
+        command = [sys.executable, "-P", "-m", "daemon", "serve", "--model", str(model)]
+        command += ["--port", "0", "--run-dir", run_dir, *flags]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=_environment())
+        service = Service(process, Path(run_dir))
+        try:
+            service.until_ready()
+            yield service
+        finally:
+            service.stop()
+            assert process.stderr is not None
+            process.stderr.close()
+
+
+def eventually(holds: Callable[[], bool], within_s: float, what: str) -> None:
+    """Wait for something that another process does and does not announce to us."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
+        time.sleep(0.02)
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,213 @@
+"""The controller and its leaders together, over every order of messages that a seed can make."""
+
+import pytest
+
+from daemon.errors import Draining, NotReady, PromptTooLong, QueueFull, WorkerFailed
+from daemon.text import Tokenizer
+from ipc.vocabulary import FinishReason, Role
+from tests.daemon.small_tokenizers import byte_level_json
+from tests.end_to_end.town import Client, Town, spec, tokenizer_of
+
+DISAGGREGATED = {"p0": Role.PREFILL, "d0": Role.DECODE}
+TWO_AND_TWO = DISAGGREGATED | {"p1": Role.PREFILL, "d1": Role.DECODE}
+TOPOLOGIES = {
+    "1P+1D": DISAGGREGATED,
+    "2P+2D": TWO_AND_TWO,
+    "mixed": {"m0": Role.MIXED},
+    "1P+1M": {"p0": Role.PREFILL, "m0": Role.MIXED},
+    "1M+1D": {"m0": Role.MIXED, "d0": Role.DECODE},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return tokenizer_of(tmp_path_factory.mktemp("tokenizer"), byte_level_json())
+
+
+def assert_answered(client: Client) -> None:
+    for choice in range(sum(s.num_choices for s in client.specs)):
+        assert client.tokens(choice) == client.expected(choice)
+        assert [d.finished for d in client.deltas if d.choice == choice and d.finished] == [
+            FinishReason.LENGTH
+        ]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("seed", range(3))
+def test_everybody_gets_the_same_answer_in_every_topology(
+    tokenizer: Tokenizer, topology: str, seed: int
+) -> None:
+    town = Town(tokenizer, TOPOLOGIES[topology], seed=seed)
+    for i in range(30):
+        prompt = [town.random.randrange(200) for _ in range(town.random.randrange(1, 40))]
+        town.ask(spec(prompt, max_tokens=1 + i % 12, num_choices=1 + i % 3))
+        town.tick()
+    town.settle()
+    for client in town.clients:
+        assert_answered(client)
+    town.check_all_free()
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_left_behind_by_clients_that_leave_at_any_moment(
+    tokenizer: Tokenizer, topology: str, seed: int
+) -> None:
+    town = Town(tokenizer, TOPOLOGIES[topology], seed=seed, num_blocks=40)
+    for i in range(60):
+        prompt = [town.random.randrange(200) for _ in range(town.random.randrange(1, 40))]
+        town.ask(spec(prompt, max_tokens=10, num_choices=1 + i % 2))
+        for _ in range(town.random.randrange(8)):
+            town.tick()
+        if town.random.random() < 0.5:
+            town.random.choice(town.clients).leave()
+    town.settle()
+    for client in town.clients:
+        if not client.has_left:
+            assert_answered(client)
+    town.check_all_free()
+
+
+@pytest.mark.parametrize("topology", ["1P+1D", "mixed", "2P+2D"])
+def test_a_pool_under_pressure_preempts_and_still_answers_everybody(
+    tokenizer: Tokenizer, topology: str
+) -> None:
+    town = Town(tokenizer, TOPOLOGIES[topology], seed=1, num_blocks=16)
+    for i in range(20):
+        town.ask(spec(list(range(i, i + 10)), max_tokens=40))
+    town.settle()
+    for client in town.clients:
+        assert_answered(client)
+    preempted = sum(h.rig.scheduler.decodes.num_preempted for h in town.houses.values())
+    assert preempted > 0
+    town.check_all_free()
+
+
+def test_decode_never_computes_a_prompt_and_prefill_never_decodes(tokenizer: Tokenizer) -> None:
+    town = Town(tokenizer, TWO_AND_TWO)
+    for i in range(20):
+        town.ask(spec(list(range(i, i + 10))))
+    town.settle()
+    counters = {name: house.rig.scheduler.counters for name, house in town.houses.items()}
+    assert counters["d0"].prefill_tokens == counters["d1"].prefill_tokens == 0
+    assert counters["p0"].decode_steps == counters["p1"].decode_steps == 0
+    assert counters["d0"].num_pulls + counters["d1"].num_pulls == 20
+    assert min(counters["d0"].num_pulls, counters["d1"].num_pulls) > 5
+    assert min(counters["p0"].prefill_tokens, counters["p1"].prefill_tokens) > 50
+
+
+def test_a_request_of_one_token_never_goes_to_decode(tokenizer: Tokenizer) -> None:
+    town = Town(tokenizer, DISAGGREGATED)
+    client = town.ask(spec([1, 2, 3], max_tokens=1))
+    town.settle()
+    assert_answered(client)
+    assert town.houses["d0"].rig.scheduler.counters.num_pulls == 0
+    town.check_all_free()
+
+
+def test_prompts_of_one_call_are_counted_through(tokenizer: Tokenizer) -> None:
+    town = Town(tokenizer, DISAGGREGATED)
+    client = town.ask(spec([1, 2], num_choices=2), spec([3, 4], num_choices=2))
+    town.settle()
+    assert_answered(client)
+    assert {delta.choice for delta in client.deltas} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("victim", ["p0", "d0"])
+def test_a_death_ends_what_it_held_by_an_error_and_leaks_nothing(
+    tokenizer: Tokenizer, victim: str, seed: int
+) -> None:
+    town = Town(tokenizer, DISAGGREGATED, seed=seed, num_blocks=40)
+    for i in range(12):
+        town.ask(spec(list(range(i, i + 12)), max_tokens=12))
+    for _ in range(10 + 3 * seed):
+        town.tick()
+    town.kill(victim)
+    town.build(victim)
+    town.settle()
+    for client in town.clients:
+        if client.error is None:
+            assert_answered(client)
+        else:
+            assert isinstance(client.error, WorkerFailed)
+    assert any(client.error for client in town.clients)
+    after = town.ask(spec([7, 8, 9]))
+    town.settle()
+    assert_answered(after)
+    town.check_all_free()
+
+
+def test_a_prefilled_prompt_outlives_the_death_of_its_decode_instance(
+    tokenizer: Tokenizer,
+) -> None:
+    town = Town(tokenizer, DISAGGREGATED)
+    client = town.ask(spec([1, 2, 3, 4, 5]))
+    while not client.deltas:
+        town.tick()
+    town.kill("d0")
+    assert client.error is None
+    town.build("d0")
+    town.settle()
+    assert_answered(client)
+    assert town.houses["p0"].rig.scheduler.counters.prefill_tokens == 5
+    town.check_all_free()
+
+
+def test_a_dead_instance_is_not_sent_work_and_its_like_takes_it(tokenizer: Tokenizer) -> None:
+    town = Town(tokenizer, TWO_AND_TWO)
+    town.kill("p0")
+    town.kill("d1")
+    clients = [town.ask(spec([i, 2, 3])) for i in range(5)]
+    town.settle()
+    for client in clients:
+        assert_answered(client)
+
+
+def test_without_an_instance_of_a_role_nothing_is_taken(tokenizer: Tokenizer) -> None:
+    town = Town(tokenizer, DISAGGREGATED)
+    town.kill("d0")
+    with pytest.raises(NotReady):
+        town.ask(spec([1]))
+
+
+def test_a_draining_node_takes_nothing_new_and_finishes_what_it_has(tokenizer: Tokenizer) -> None:
+    town = Town(tokenizer, DISAGGREGATED)
+    client = town.ask(spec([1, 2, 3]))
+    town.controller.is_draining = True
+    with pytest.raises(Draining):
+        town.ask(spec([1]))
+    town.settle()
+    assert_answered(client)
+
+
+def test_a_prompt_that_cannot_fit_is_refused_with_the_limit(tokenizer: Tokenizer) -> None:
+    town = Town(tokenizer, DISAGGREGATED, num_blocks=8)
+    with pytest.raises(PromptTooLong, match="maximum context length is 32 tokens") as refused:
+        town.ask(spec(list(range(30)), max_tokens=3))
+    assert "30 in the prompt, 3 for the completion" in str(refused.value)
+
+
+def test_a_full_house_refuses(tokenizer: Tokenizer) -> None:
+    town = Town(tokenizer, DISAGGREGATED)
+    town.controller._max_queued = 3
+    for _ in range(3):
+        town.ask(spec([1, 2]))
+    with pytest.raises(QueueFull, match="3 requests are waiting"):
+        town.ask(spec([1, 2]))
+    town.settle()
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_the_five_stages_add_up_to_the_request_s_life(tokenizer: Tokenizer, topology: str) -> None:
+    town = Town(tokenizer, TOPOLOGIES[topology])
+    now = iter(range(1000))
+    town.controller._clock = lambda: float(next(now))
+    client = town.ask(spec([1, 2, 3]))
+    town.settle()
+    (request,) = client.call.requests
+    (stages,) = client.call.stage_times
+    clock = request.clock
+    assert clock.ended_s is not None
+    total = sum(getattr(stages, name) for name in stages.__struct_fields__)
+    assert total == pytest.approx(clock.ended_s - clock.arrived_s)

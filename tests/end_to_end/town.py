@@ -1,0 +1,186 @@
+"""A whole control plane in one thread: the real controller and schedulers, scripted engines.
+
+Commands and events travel through mailboxes, encoded as on the wire, and are delivered in an
+order that a seed decides, so that every interleaving of messages, steps, aborts and deaths can
+be tried. Only processes, sockets and arithmetic are left out.
+"""
+
+import random
+from collections import deque
+from pathlib import Path
+
+from daemon.admission import Capacity
+from daemon.controller import ClientCall, Controller
+from daemon.errors import ServeError
+from daemon.generation import Delta, GenerationSpec
+from daemon.instances import Instance
+from daemon.metrics import Metrics
+from daemon.text import Tokenizer
+from ipc import codec
+from ipc.codec import Kind
+from ipc.kv_layout import RankLayout, Span
+from ipc.messages import Command, Event, PeerDown, Tokens
+from ipc.sockets import PeerGone
+from ipc.vocabulary import DType, Role, SamplingParams
+from tests.gpu_workers.rig import BLOCK_SIZE, Rig
+from tests.gpu_workers.scripted_engine import scripted_token
+
+MAX_CONTEXT = 64
+
+
+class House:
+    """One instance: its rig and the mail to and from it."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.inbox: deque[bytes] = deque()
+        self.outbox: deque[tuple[Kind, bytes]] = deque()
+        self.is_dead = False
+
+    def post(self, command: Command) -> None:
+        if self.is_dead:
+            raise PeerGone(self.rig.name)
+        self.inbox.append(codec.encode(command, Kind.COMMAND, self.rig.epoch, 0)[1])
+
+    def act(self) -> None:
+        """Read the mail, take one step, send what came of it."""
+        while self.inbox:
+            self.rig.tell(codec.read_command(self.inbox.popleft()))
+        self.rig.step()
+        for event in self.rig.take_events():
+            self.outbox.append(_encode(event, self.rig.epoch))
+
+
+class Client:
+    """Reads its stream to the end, or leaves before."""
+
+    def __init__(self, call: ClientCall, specs: list[GenerationSpec]) -> None:
+        self.call = call
+        self.specs = specs
+        self.deltas: list[Delta] = []
+        self.error: ServeError | None = None
+        self.has_left = False
+
+    def read(self) -> None:
+        stream = self.call._stream
+        self.deltas += stream._pending
+        stream._pending = []
+        self.error = stream._error
+
+    def leave(self) -> None:
+        self.has_left = True
+        self.call.__exit__(None, None, None)
+
+    @property
+    def is_over(self) -> bool:
+        return self.has_left or self.call._stream.is_finished
+
+    def tokens(self, choice: int) -> list[int]:
+        return [t for d in self.deltas if d.choice == choice for t in d.token_ids]
+
+    def expected(self, choice: int) -> list[int]:
+        """The whole answer of a choice, from the prompt alone."""
+        num_choices = self.specs[0].num_choices
+        spec = self.specs[choice // num_choices]
+        return [
+            scripted_token(spec.prompt, choice % num_choices, i)
+            for i in range(spec.sampling.max_tokens)
+        ]
+
+
+class Town:
+    """The daemon's controller and its instances."""
+
+    def __init__(self, tokenizer: Tokenizer, roles: dict[str, Role], *, seed: int = 0, **rig: int):
+        self.random = random.Random(seed)
+        self.controller = Controller(
+            tokenizer, Metrics("test"), Capacity(MAX_CONTEXT), max_queued=1000
+        )
+        self._roles = roles
+        self._rig = rig
+        self.houses: dict[str, House] = {}
+        self.clients: list[Client] = []
+        self._epochs = 0
+        for name in roles:
+            self.build(name)
+
+    def build(self, name: str) -> House:
+        """Bring an instance up, as the supervisor does: pools introduced, then announced."""
+        self._epochs += 1
+        house = House(Rig(self._roles[name], name=name, epoch=self._epochs, **self._rig))
+        for other in self.houses.values():
+            other.rig.exchange.known.add((name, self._epochs))
+            house.rig.exchange.known.add((other.rig.name, other.rig.epoch))
+        self.houses[name] = house
+        num_blocks = house.rig.scheduler.pool.num_blocks
+        layout = RankLayout(Span(0, 1), Span(0, 1), num_blocks, BLOCK_SIZE, 1, DType.FP32)
+        self.controller.instance_up(
+            Instance(name, self._epochs, self._roles[name], layout, house.post)
+        )
+        return house
+
+    def kill(self, name: str) -> None:
+        """A worker dies: what it has not sent is lost; then it is reaped and announced."""
+        house = self.houses.pop(name)
+        house.is_dead = True
+        for other in self.houses.values():
+            other.post(PeerDown(name, house.rig.epoch))
+        self.controller.instance_down(name, house.rig.epoch, "killed by SIGKILL")
+
+    def ask(self, *specs: GenerationSpec) -> Client:
+        client = Client(self.controller.submit(specs), list(specs))
+        self.clients.append(client)
+        return client
+
+    def tick(self) -> None:
+        """Somebody does something: a house takes a step, or a letter reaches the controller."""
+        house = self.random.choice(list(self.houses.values()))
+        if house.outbox and self.random.random() < 0.7:
+            kind, payload = house.outbox.popleft()
+            event = codec.read_event(kind, payload)
+            self.controller.on_event(house.rig.name, house.rig.epoch, event)  # type: ignore[arg-type]
+        else:
+            house.act()
+        for client in self.clients:
+            client.read()
+
+    def settle(self, max_ticks: int = 50_000) -> None:
+        """Until every client is served and every mailbox is empty."""
+        quiet = 0
+        for _ in range(max_ticks):
+            self.tick()
+            busy = any(h.inbox or h.outbox for h in self.houses.values())
+            done = all(client.is_over for client in self.clients)
+            quiet = 0 if busy or not done else quiet + 1
+            if quiet > 20 * len(self.houses):
+                return
+        raise AssertionError("the town never came to rest")
+
+    def check_all_free(self) -> None:
+        for house in self.houses.values():
+            assert house.rig.is_all_free, f"{house.rig.name} holds blocks"
+            assert house.rig.executor.table == {}, f"{house.rig.name} has sequences"
+        assert self.controller.num_open == 0
+        for instance in self.controller.instances:
+            assert instance.queued == {}, f"{instance.name} is thought to have a queue"
+            assert instance.sequences == {}, f"{instance.name} is thought to decode"
+
+
+def spec(prompt: list[int], *, max_tokens: int = 8, num_choices: int = 1) -> GenerationSpec:
+    return GenerationSpec(
+        prompt=tuple(prompt),
+        sampling=SamplingParams(max_tokens=max_tokens, seed=1),
+        num_choices=num_choices,
+    )
+
+
+def tokenizer_of(directory: Path, text: str) -> Tokenizer:
+    """A tokenizer from the text of a `tokenizer.json`."""
+    (directory / "tokenizer.json").write_text(text)
+    (directory / "config.json").write_text("{}")
+    return Tokenizer.from_directory(directory)
+
+
+def _encode(event: Event | Tokens, epoch: int) -> tuple[Kind, bytes]:
+    kind = Kind.TOKENS if isinstance(event, Tokens) else Kind.EVENT
+    return kind, codec.encode(event, kind, epoch, 0)[1]
