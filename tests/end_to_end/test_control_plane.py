@@ -114,14 +114,14 @@ def test_prompts_of_one_call_are_counted_through(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("victim", ["p0", "d0"])
+@pytest.mark.parametrize(("victim", "first_tick", "every"), [("p0", 10, 3), ("d0", 30, 8)])
 def test_a_death_ends_what_it_held_by_an_error_and_leaks_nothing(
-    tokenizer: Tokenizer, victim: str, seed: int
+    tokenizer: Tokenizer, victim: str, first_tick: int, every: int, seed: int
 ) -> None:
     town = Town(tokenizer, DISAGGREGATED, seed=seed, num_blocks=40)
     for i in range(12):
         town.ask(spec(list(range(i, i + 12)), max_tokens=12))
-    for _ in range(10 + 3 * seed):
+    for _ in range(first_tick + every * seed):
         town.tick()
     town.kill(victim)
     town.build(victim)

@@ -1,0 +1,127 @@
+"""The step loop around the scheduler: when it waits, what it sends, how it ends."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import pytest
+
+from gpu_workers.leader import Leader
+from ipc.kv_layout import LayoutMismatch, RankLayout, Span
+from ipc.messages import (
+    Audit,
+    Command,
+    Decode,
+    Event,
+    Exit,
+    PeerDown,
+    PeerUp,
+    Prefilled,
+    Refused,
+    SequenceStart,
+    Stats,
+    Tokens,
+)
+from ipc.vocabulary import DType, KVHandle, Role, SamplingParams, WorkerName
+from tests.gpu_workers.rig import Rig, prefill
+
+LAYOUT = RankLayout(Span(0, 1), Span(0, 1), 8, 4, 8, DType.FP32)
+PEER_UP = PeerUp(WorkerName("there"), 5, LAYOUT)
+DECODE = Decode(
+    2,
+    2,
+    KVHandle("there", 5, 2, (0, 1), 8),
+    (SequenceStart(2000, 0, (1,)),),
+    tuple(range(8)),
+    SamplingParams(max_tokens=3, seed=0),
+)
+
+
+class ScriptedLink:
+    """Hands out one batch of commands each time the leader looks; ends it when they are out."""
+
+    def __init__(self, *batches: Sequence[Command]) -> None:
+        self._batches = deque(batches)
+        self.events: list[Event | Tokens] = []
+        self.waits: list[float | None] = []
+
+    def send(self, event: Event | Tokens) -> None:
+        self.events.append(event)
+
+    def receive(self, timeout_s: float | None) -> list[Command]:
+        self.waits.append(timeout_s)
+        if self._batches and (timeout_s is None or not self._batches[0]):
+            return list(self._batches.popleft())
+        return [Exit()] if timeout_s is None else []
+
+
+def lead(rig: Rig, *batches: Sequence[Command]) -> ScriptedLink:
+    link = ScriptedLink(*batches)
+
+    def map_peer(peer: PeerUp) -> None:
+        if peer.layout is not LAYOUT:
+            raise LayoutMismatch("block_size differs: 8 at the source, 4 here")
+        rig.exchange.known.add((peer.worker.instance, peer.epoch))
+
+    Leader(link, rig.scheduler, rig.executor, rig.exchange, map_peer).run()  # type: ignore[arg-type]
+    return link
+
+
+def of_type(link: ScriptedLink, kind: type) -> list[object]:
+    return [event for event in link.events if isinstance(event, kind)]
+
+
+def test_it_waits_without_end_only_when_nothing_is_under_way() -> None:
+    link = lead(Rig(Role.MIXED), [prefill(1, 5, max_tokens=4)])
+    assert link.waits[0] is None
+    assert link.waits[-1] is None
+    assert link.waits[1:-1] == [0] * (len(link.waits) - 2)
+    assert len(of_type(link, Tokens)) == 3
+
+
+def test_a_prompt_goes_in_and_its_first_token_comes_out() -> None:
+    link = lead(Rig(Role.PREFILL), [prefill(1, 5)])
+    (event,) = of_type(link, Prefilled)
+    assert isinstance(event, Prefilled)
+    assert event.handle is not None
+    assert event.ended_s >= event.started_s > 0
+
+
+def test_a_peer_is_connected_before_its_handles_are_pulled() -> None:
+    rig = Rig(Role.DECODE)
+    link = lead(rig, [PEER_UP, DECODE])
+    assert len(rig.exchange.pulls) == 1
+    assert len(of_type(link, Tokens)) == 2
+
+
+@pytest.mark.parametrize("before", [[], [PEER_UP, PeerDown("there", 5)]])
+def test_a_handle_of_an_unconnected_peer_is_refused(before: list[Command]) -> None:
+    link = lead(Rig(Role.DECODE), [*before, DECODE])
+    assert of_type(link, Refused) == [Refused(2, (2000,), "there is not connected")]
+
+
+def test_a_peer_whose_blocks_do_not_fit_is_never_connected() -> None:
+    other = PeerUp(WorkerName("there"), 5, RankLayout(Span(0, 1), Span(0, 1), 8, 8, 8, DType.FP32))
+    link = lead(Rig(Role.DECODE), [other, DECODE])
+    assert len(of_type(link, Refused)) == 1
+
+
+def test_the_books_are_sent_when_it_goes_idle_and_add_up() -> None:
+    link = lead(Rig(Role.PREFILL), [prefill(1, 5)])
+    stats = of_type(link, Stats)[-1]
+    assert isinstance(stats, Stats)
+    assert stats.blocks_held == 2
+    assert stats.blocks_free + stats.blocks_held + stats.blocks_in_use == stats.blocks_total
+    assert (stats.num_steps, stats.prefill_tokens, stats.audit_failures) == (1, 5, 0)
+
+
+def test_an_audit_is_answered_by_the_books_even_when_they_are_unchanged() -> None:
+    link = lead(Rig(Role.PREFILL), [Audit()], [Audit()])
+    assert len(of_type(link, Stats)) == 3
+
+
+def test_a_fault_in_the_books_is_counted() -> None:
+    rig = Rig(Role.PREFILL)
+    rig.scheduler.pool.reserve(1)
+    stats = of_type(lead(rig, [Audit()]), Stats)[-1]
+    assert isinstance(stats, Stats)
+    assert stats.audit_failures > 0
