@@ -127,15 +127,25 @@ def connected(socket_path: Path) -> Iterator[ConsoleClient]:
         Unreachable: there is no such socket.
         CommandFailed: it is another user's.
     """
-    if not socket_path.exists():
-        raise Unreachable(f"no daemon answers at {socket_path}; is it running?")
-    if not os.access(socket_path, os.W_OK):
-        raise CommandFailed(FailureCode.NOT_PERMITTED, f"{socket_path} is not ours to use")
+    _check_access(socket_path)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IMMEDIATE, 1)  # do not queue for a daemon that is gone
         socket.connect(f"ipc://{socket_path}")
         yield ConsoleClient(socket)
+
+
+def _check_access(socket_path: Path) -> None:
+    try:
+        socket_path.stat()
+        permitted = os.access(socket_path, os.W_OK)
+    except PermissionError:
+        permitted = False
+    except OSError as error:
+        raise Unreachable(f"no daemon answers at {socket_path}; is it running?") from error
+    if not permitted:
+        message = f"{socket_path} is another user's; ask as that user or as root"
+        raise CommandFailed(FailureCode.NOT_PERMITTED, message)
 
 
 def _parser() -> argparse.ArgumentParser:

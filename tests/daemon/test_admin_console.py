@@ -332,6 +332,20 @@ def test_a_dead_daemons_socket_exits_with_3(tmp_path: Path) -> None:
     assert console.main(["status", "--json", "--run-dir", str(tmp_path)]) == 3
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can play another user")
+def test_another_users_run_directory_exits_with_4(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    os.seteuid(65534)
+    try:
+        code = console.main(["status", "--run-dir", str(tmp_path / "run")])
+    finally:
+        os.seteuid(0)
+    assert code == 4
+    assert "another user's" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "argv", [[], ["reboot"], ["drain", "--deadline", "soon"], ["drain", "--deadline", "-1"]]
 )
