@@ -5,7 +5,9 @@ worker's is plain and blocking. An identity names the worker and its epoch, so a
 incarnation can never be taken for one of its successor.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import cast
 
 import zmq
 import zmq.asyncio
@@ -70,8 +72,10 @@ class DaemonSocket:
             raise PeerGone(f"{worker} has no epoch {epoch:x}")
         frames = codec.encode(command, Kind.COMMAND, epoch, numbering.take())
         try:
-            # The plain socket: an asyncio send would make a task of every message.
-            zmq.Socket.shadow(self._socket).send_multipart([name, *frames], zmq.NOBLOCK)
+            # pyzmq tries at once, so the future is done. Not through a shadow of the socket: that
+            # would swallow the edge-triggered sign that something can be received.
+            sent = self._socket.send_multipart([name, *frames], zmq.NOBLOCK)
+            cast("asyncio.Future[object]", sent).result()
         except zmq.ZMQError as error:
             raise PeerGone(f"{worker}: {error}") from error
 

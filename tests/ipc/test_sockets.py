@@ -1,5 +1,6 @@
 """The link: ordered, numbered, fenced by epoch; nobody speaks for a dead incarnation."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -90,4 +91,22 @@ async def test_garbage_from_a_stranger_is_ignored(link: DaemonSocket) -> None:
         raw.send_multipart([b"\x80\x04pickle", b"", b"x" * 1000])
         worker.send(Hello(WORKER, 1))
         assert await anext(link.receive()) == ((WORKER, 5), Hello(WORKER, 1))
+    worker.close()
+
+
+async def test_sending_never_swallows_the_sign_that_something_has_come(link: DaemonSocket) -> None:
+    """A send through a shadow of the socket once did: the event lay unread until the next one."""
+    link.open_epoch(WORKER, 5)
+    worker = WorkerSocket(link.endpoint, WORKER, 5)
+    worker.send(Hello(WORKER, 1))
+    events = link.receive()
+    await anext(events)
+    for round_number in range(300):
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        worker.send(Gone(round_number, ()))
+        for _ in range(3):
+            link.send(WORKER, 5, Release(round_number))
+        async with asyncio.timeout(5):
+            assert await waiting == ((WORKER, 5), Gone(round_number, ()))
     worker.close()
