@@ -15,14 +15,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ipc.vocabulary import SamplingParams, TokenLogprobs
 
 MASK64 = (1 << 64) - 1
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
-TOP_P_PREFIX = 64  # likeliest tokens looked at first when a nucleus is cut; grows by PREFIX_GROWTH
-PREFIX_GROWTH = 16
+NUCLEUS_PREFIXES = (64, 1024)  # likeliest tokens looked at before all are sorted
 
 
 class Draw(NamedTuple):
@@ -121,7 +121,10 @@ def _mix(z: int) -> int:
 
 def _argmax(logits: torch.Tensor) -> list[int]:
     """The likeliest id of each row, the lowest one of several."""
-    ids: list[int] = logits.argmax(dim=-1).tolist()
+    if logits.device.type == "cpu":  # numpy's is vectorised: 0.2 ms against 5.6 for 32 rows
+        ids: list[int] = logits.float().numpy().argmax(axis=-1).tolist()
+        return ids
+    ids = logits.argmax(dim=-1).tolist()
     return ids
 
 
@@ -197,15 +200,22 @@ def _nucleus_edge(scaled: torch.Tensor, edge: float, top_p: float) -> float:
     """
     passing = scaled if edge == -math.inf else scaled[scaled >= edge]
     wanted = top_p * float(passing.exp().sum(dtype=torch.float64))
-    size = TOP_P_PREFIX
-    while True:
-        size = min(size, len(passing))
-        likeliest = passing.topk(size).values
+    for size in (*NUCLEUS_PREFIXES, len(passing)):
+        likeliest = _largest(passing, size)
         mass = likeliest.exp().cumsum(0, dtype=torch.float64)
-        if float(mass[-1]) >= wanted or size == len(passing):
-            index = int(torch.searchsorted(mass, wanted))
-            return float(likeliest[min(index, size - 1)])
-        size *= PREFIX_GROWTH
+        if float(mass[-1]) >= wanted:
+            break
+    index = int(torch.searchsorted(mass, wanted))
+    return float(likeliest[min(index, len(likeliest) - 1)])
+
+
+def _largest(scores: torch.Tensor, number: int) -> torch.Tensor:
+    """The so many largest scores, or all of them, in falling order."""
+    if number < len(scores):
+        return scores.topk(number).values
+    if scores.device.type == "cpu":  # numpy's sort is vectorised: 1 ms against 3.5 for 49,152
+        return torch.from_numpy(np.sort(scores.numpy())).flip(0)
+    return scores.sort(descending=True).values
 
 
 def _invert(weights: torch.Tensor, point: float) -> int:
