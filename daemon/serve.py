@@ -153,11 +153,12 @@ class Daemon:
 
 def load_model(config: DaemonConfig) -> ServedModel:
     """The model's text side. Raises ConfigError."""
+    max_context = model_context(config)
     return ServedModel(
         id=config.model_id,
         tokenizer=Tokenizer.from_directory(config.model_dir),
         chat_template=ChatTemplate.from_directory(config.model_dir),
-        max_context=model_context(config),
+        max_context=max_context,
         created=int(time.time()),
     )
 

@@ -56,8 +56,8 @@ class Service:
         found = {}
         for line in self.lines:
             if match := re.search(r"(\S+)/0\.0 started, process (\d+)", line):
-                found[match[1]] = psutil.Process(int(match[2]))
-        return found
+                found[match[1]] = int(match[2])
+        return {name: psutil.Process(pid) for name, pid in found.items()}
 
     def counts(self) -> dict[str, dict[str, float]]:
         """`distserve_instance` and `distserve_kv_blocks` of /metrics, by instance."""

@@ -1,0 +1,234 @@
+"""Starting, stopping, dying and leaving: what a service of real processes leaves behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.end_to_end.service import Service, eventually, serving
+
+FLAGS = ("--dtype", "float32", "--kv-cache-gib", "0.02")
+STREAM = {"prompt": "a", "max_tokens": 400, "stream": True, "ignore_eos": True}
+
+
+def stream_lines(service: Service, first: threading.Event, body: dict[str, object]) -> list[str]:
+    """All lines of a stream; `first` is set with the first one."""
+    lines = []
+    with httpx.stream("POST", f"{service.url}/v1/completions", json=body, timeout=60) as response:
+        for line in response.iter_lines():
+            if line:
+                lines.append(line)
+                first.set()
+    return lines
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def open_files(process: psutil.Process) -> int:
+    return process.num_fds()
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def test_killing_the_daemon_takes_its_workers_along_and_a_new_one_starts_at_once(
+    tiny_llama: Path,
+) -> None:
+    before = shared_memory()
+    with serving(tiny_llama, *FLAGS) as service:
+        workers = list(service.workers().values())
+        assert len(workers) == 2
+        service.process.kill()
+        service.process.wait()
+        eventually(lambda: all(map(is_gone, workers)), 1.0, "workers gone with the daemon")
+        command = ["--port", "0", "--run-dir", str(service.run_dir)]
+        with serving(tiny_llama, *FLAGS, *command) as again:
+            assert again.complete("hello")["choices"]
+    assert shared_memory() == before
+
+
+def test_sigterm_lets_running_streams_finish_and_leaves_nothing(tiny_llama: Path) -> None:
+    before = shared_memory()
+    with serving(tiny_llama, *FLAGS) as service, ThreadPoolExecutor() as pool:
+        workers = list(service.workers().values())
+        first = threading.Event()
+        stream = pool.submit(stream_lines, service, first, STREAM | {"max_tokens": 100})
+        assert first.wait(10)
+        assert service.stop() == 0
+        lines = stream.result()
+        assert lines[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in lines[-2]
+        assert os.listdir(service.run_dir) == ["lock"]
+    assert all(map(is_gone, workers))
+    assert shared_memory() == before
+
+
+def test_what_does_not_finish_within_the_drain_time_ends_by_a_clear_error(
+    tiny_llama: Path,
+) -> None:
+    flags = (*FLAGS, "--drain-s", "0.2", "--max-context-tokens", "512")
+    with serving(tiny_llama, *flags) as service, ThreadPoolExecutor() as pool:
+        body = STREAM | {"max_tokens": 500}
+        started = [threading.Event() for _ in range(4)]
+        streams = [pool.submit(stream_lines, service, first, body) for first in started]
+        assert all(first.wait(10) for first in started)
+        assert service.stop() == 0
+        for lines in [stream.result() for stream in streams]:
+            assert lines[-1] == "data: [DONE]"
+            assert "stopped before this request could finish" in lines[-2]
+            assert '"error"' in lines[-2]
+
+
+def test_a_draining_service_refuses_and_says_so(tiny_llama: Path) -> None:
+    with serving(tiny_llama, *FLAGS) as service:
+        console = [sys.executable, "-P", "-m", "daemon", "console"]
+        drain = [*console, "drain", "--run-dir", str(service.run_dir)]
+        assert subprocess.run(drain, timeout=20).returncode == 0
+        refused = httpx.post(f"{service.url}/v1/completions", json={"prompt": "a"})
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        assert refused.json()["error"]["code"] == "draining"
+        assert httpx.get(f"{service.url}/health").status_code == 503
+        undrain = [*console, "undrain", "--run-dir", str(service.run_dir)]
+        assert subprocess.run(undrain, timeout=20).returncode == 0
+        assert service.complete("hello")["choices"]
+
+
+def test_a_worker_that_dies_fails_its_requests_clearly_and_comes_back(
+    tiny_service: Service,
+) -> None:
+    service = tiny_service
+    for victim in ("decode-0", "prefill-0"):
+        first = threading.Event()
+        with ThreadPoolExecutor() as pool:
+            stream = pool.submit(stream_lines, service, first, STREAM)
+            assert first.wait(10)
+            worker = service.workers()[victim]
+            worker.send_signal(signal.SIGKILL)
+            lines = stream.result()
+        assert lines[-1] == "data: [DONE]"
+        if victim == "decode-0":
+            assert f"the worker {victim} failed: killed by SIGKILL" in lines[-2]
+        eventually(
+            lambda: httpx.get(f"{service.url}/health").status_code == 200, 20, "healthy again"
+        )
+        assert service.workers()[victim].pid != worker.pid
+        assert service.complete("hello")["choices"]
+
+
+def test_a_second_daemon_is_refused_by_run_directory_and_by_port(
+    tiny_service: Service, tiny_llama: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-P", "-m", "daemon", "serve", "--model", str(tiny_llama)]
+    port = tiny_service.url.rsplit(":", 1)[1]
+    for flags, why in (
+        (["--port", "0", "--run-dir", str(tiny_service.run_dir)], "is held by the daemon"),
+        (["--port", port, "--run-dir", str(tmp_path)], "is in use"),
+    ):
+        ended = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=20)
+        assert ended.returncode == 75
+        assert why in ended.stderr
+        assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "why"),
+    [
+        (["--model", "/nowhere"], 78, r"/nowhere: no config\.json there"),
+        (["--prefill", "0"], 78, "nobody prefills"),
+        (["--block-size", "0"], 78, r"`int` >= 1 - at `\$\.block_size`"),
+        (["--max-context-tokens", "100000"], 78, "the model was made for 512"),
+        (["--kv-cache-gib", "0.0000001"], 78, "hold no block"),
+        (["--kv-cache-gib", "100000"], 78, "GiB of memory are available"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence_and_an_exit_code(
+    tiny_llama: Path, tmp_path: Path, flags: list[str], code: int, why: str
+) -> None:
+    command = [sys.executable, "-P", "-m", "daemon", "serve", "--port", "0"]
+    command += ["--model", str(tiny_llama), "--run-dir", str(tmp_path), *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=40)
+    assert ended.returncode == code, ended.stderr
+    assert re.search(why, ended.stderr.splitlines()[-1])
+
+
+def test_two_hundred_requests_with_random_aborts_leave_everything_as_it_was(
+    tiny_service: Service,
+) -> None:
+    service = tiny_service
+    service.complete("warm up")
+    daemon = psutil.Process(service.process.pid)
+    processes = [daemon, *daemon.children()]
+    eventually(lambda: all_free(service), 5, "all blocks free")
+    before = {process.pid: open_files(process) for process in processes}
+    sockets = set(os.listdir(service.run_dir))
+    segments = shared_memory()
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda i: one_of_many(service, i), range(200)))
+    eventually(lambda: all_free(service), 10, "all blocks free after the aborts")
+    assert {p.pid for p in daemon.children()} == {p.pid for p in processes[1:]}
+    eventually(
+        lambda: all(open_files(p) <= before[p.pid] for p in processes), 10, "descriptors back"
+    )
+    assert set(os.listdir(service.run_dir)) == sockets
+    assert shared_memory() == segments
+    assert service.counts()["prefill-0"]["audit_failures"] == 0
+    assert service.counts()["decode-0"]["audit_failures"] == 0
+
+
+def one_of_many(service: Service, i: int) -> None:
+    """Whole, streamed, several choices; a third of them left in the middle."""
+    body: dict[str, object] = {
+        "prompt": "x" * (1 + 7 * i % 90),
+        "max_tokens": 1 + i % 40,
+        "n": 1 + i % 2,
+        "seed": i,
+        "stream": i % 3 != 0,
+        "ignore_eos": True,
+    }
+    with (
+        httpx.Client(base_url=service.url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        assert response.status_code == 200
+        if i % 3 == 1:
+            for count, _ in enumerate(response.iter_bytes()):
+                if count >= i % 5:
+                    return
+        else:
+            response.read()
+
+
+def all_free(service: Service) -> bool:
+    return all(c["held"] == c["in_use"] == 0 for c in service.counts().values())
+
+
+def test_a_client_that_leaves_frees_both_sides_at_once(tiny_service: Service) -> None:
+    service = tiny_service
+    eventually(lambda: all_free(service), 5, "all blocks free")
+    body = STREAM | {"max_tokens": 450}
+    with httpx.stream("POST", f"{service.url}/v1/completions", json=body) as response:
+        next(response.iter_lines())
+    eventually(lambda: all_free(service), 1, "blocks free after the client left")
+    whole = body | {"stream": False, "n": 8}
+    with pytest.raises(httpx.ReadTimeout):  # the client gives up waiting
+        httpx.post(f"{service.url}/v1/completions", json=whole, timeout=0.3)
+    eventually(lambda: all_free(service), 1, "blocks free after an unstreamed client left")
+
+
+def test_starting_up_is_said_and_nothing_is_served_before(tiny_llama: Path) -> None:
+    with serving(tiny_llama, *FLAGS) as service:
+        assert httpx.get(f"{service.url}/health").status_code == 200
+        lines = [line for line in service.lines if "is ready after" in line]
+        assert len(lines) == 2

@@ -1,0 +1,124 @@
+"""The same prompts get transformers' greedy tokens in every topology, batched or alone, streamed
+or not, through the official client; and the work is really split between the workers."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.end_to_end.reference import NUM_OUTPUT, PROMPTS, Reference
+from tests.end_to_end.service import Service, eventually, serving
+
+TOPOLOGIES = {
+    "1P+1D": ("--prefill", "1", "--decode", "1"),
+    "mixed": ("--prefill", "0", "--decode", "0", "--mixed", "1"),
+    "2P+2D": ("--prefill", "2", "--decode", "2"),
+}
+NUM_ALONE = 2
+
+
+@pytest.fixture(scope="module", params=TOPOLOGIES)
+def service(request: pytest.FixtureRequest, smollm2: Path) -> Iterator[Service]:
+    flags = (*TOPOLOGIES[request.param], "--dtype", "float32", "--kv-cache-gib", "0.25")
+    with serving(smollm2, *flags) as running:
+        yield running
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", timeout=120) as one:
+        yield one
+
+
+def greedy(client: openai.OpenAI, prompt: object) -> list[str]:
+    answer = client.completions.create(
+        model="smollm2",
+        prompt=prompt,  # type: ignore[arg-type]
+        max_tokens=NUM_OUTPUT,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    return [choice.text for choice in answer.choices]
+
+
+def greedy_stream(client: openai.OpenAI, prompt: str) -> str:
+    stream = client.completions.create(
+        model="smollm2",
+        prompt=prompt,
+        max_tokens=NUM_OUTPUT,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    return "".join(chunk.choices[0].text for chunk in stream)
+
+
+def test_greedy_text_is_that_of_transformers(
+    client: openai.OpenAI, smollm2_reference: Reference
+) -> None:
+    expected = [smollm2_reference.text(tokens) for tokens in smollm2_reference.continuations]
+    assert greedy(client, list(PROMPTS)) == expected
+    for prompt, text in list(zip(PROMPTS, expected, strict=True))[:NUM_ALONE]:
+        assert greedy(client, prompt) == [text]
+    with ThreadPoolExecutor(4) as pool:
+        streams = pool.map(lambda p: greedy_stream(client, p), PROMPTS[:4])
+        assert list(streams) == expected[:4]
+    ids = smollm2_reference.tokenizer.encode(PROMPTS[5])
+    assert greedy(client, ids) == [expected[5]]
+
+
+def test_the_work_is_split_for_real(service: Service, client: openai.OpenAI) -> None:
+    before = service.counts()
+    client.completions.create(
+        model="smollm2", prompt=list(PROMPTS[:6]), max_tokens=4, temperature=0
+    )
+    client.completions.create(model="smollm2", prompt=PROMPTS[0], max_tokens=1)
+    eventually(lambda: all_free(service), 5, "all blocks free")
+    after = service.counts()
+
+    def gained(role: str, count: str) -> float:
+        names = [name for name in after if name.startswith(role)]
+        return sum(after[n][count] - before[n][count] for n in names)
+
+    if "mixed-0" in after:
+        assert gained("mixed", "num_pulls") == 0
+        return
+    assert gained("decode", "prefill_tokens") == 0
+    assert gained("prefill", "decode_steps") == 0
+    assert gained("decode", "num_pulls") == 6
+    assert gained("decode", "decode_tokens") == 6 * 3
+    if "prefill-1" in after:
+        for name in ("prefill-1", "decode-1"):
+            assert after[name]["num_steps"] > before[name]["num_steps"]
+
+
+def all_free(service: Service) -> bool:
+    return all(c["held"] == c["in_use"] == 0 for c in service.counts().values())
+
+
+def test_seeded_choices_are_the_same_everywhere_and_differ_among_themselves(
+    client: openai.OpenAI, seeded_texts: dict[str, list[str]]
+) -> None:
+    answer = client.completions.create(
+        model="smollm2", prompt=PROMPTS[1], max_tokens=24, temperature=0.9, top_p=0.95, seed=7, n=3
+    )
+    texts = [choice.text for choice in sorted(answer.choices, key=lambda c: c.index)]
+    assert len(set(texts)) == 3
+    assert seeded_texts.setdefault("first", texts) == texts
+
+
+@pytest.fixture(scope="session")
+def seeded_texts() -> dict[str, list[str]]:
+    """What the first topology answered; the others must answer the same."""
+    return {}
+
+
+def test_joined_stream_equals_the_whole_text_for_chinese_and_emoji(client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": "请用中文和表情符号🎉🐍介绍你自己。"}]
+    how = {"model": "smollm2", "messages": messages, "max_tokens": 40, "seed": 3}
+    whole = client.chat.completions.create(**how)  # type: ignore[call-overload]
+    stream = client.chat.completions.create(**how, stream=True)  # type: ignore[call-overload]
+    joined = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
+    assert joined == whole.choices[0].message.content
