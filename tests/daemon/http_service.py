@@ -67,7 +67,9 @@ class Service:
             server.close()
             for connection in list(state.connections):
                 connection.transport.abort()
-            await asyncio.gather(*state.tasks)
+            for task in state.tasks:
+                task.cancel()
+            await asyncio.gather(*state.tasks, return_exceptions=True)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:
