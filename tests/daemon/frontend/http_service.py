@@ -14,7 +14,7 @@ from daemon.errors import NotReady
 from daemon.frontend.app import Limits, build_app
 from daemon.frontend.served_model import ServedModel
 from daemon.text import Tokenizer
-from tests.daemon.fake_submitter import FakeSubmitter
+from tests.daemon.frontend.fake_submitter import FakeSubmitter
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"

@@ -8,28 +8,13 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from daemon.errors import NotReady, QueueFull, WorkerFailed
-from daemon.frontend.app import Limits
+from daemon.errors import NotReady, QueueFull
 from daemon.generation import Delta
-from daemon.text import Tokenizer
-from tests.daemon.fake_submitter import failing
-from tests.daemon.http_service import Service
-from tests.daemon.small_tokenizers import byte_level_directory, load
+from tests.daemon.frontend.fake_submitter import failing
+from tests.daemon.frontend.http_calls import FAILURE, REPLY
+from tests.daemon.frontend.http_service import Service
 
-REPLY = " quick 世界 🎉!"
 USER: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
-FAILURE = WorkerFailed("The worker died.")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return load(byte_level_directory(tmp_path_factory.mktemp("bytes") / "model"))
-
-
-@pytest.fixture
-async def service(tokenizer: Tokenizer) -> AsyncIterator[Service]:
-    async with Service(tokenizer, reply=REPLY, limits=Limits()).running() as service:
-        yield service
 
 
 @pytest.fixture

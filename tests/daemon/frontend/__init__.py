@@ -1,0 +1,1 @@
+"""The HTTP face, tested over a real server with a fake submitter behind it."""

@@ -1,0 +1,78 @@
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from daemon.generation import Delta
+from daemon.text import Tokenizer
+from tests.daemon.frontend.fake_submitter import failing
+from tests.daemon.frontend.http_calls import COMPLETIONS, FAILURE, HELLO, REPLY
+from tests.daemon.frontend.http_service import Service
+
+
+async def test_a_requests_own_name_is_kept(http: httpx.AsyncClient) -> None:
+    response = await http.get("/health", headers={"x-request-id": "My_id-1.2"})
+    assert response.headers["x-request-id"] == "My_id-1.2"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 129, "a;b", "{}"])
+async def test_a_harmful_name_is_replaced(http: httpx.AsyncClient, name: str) -> None:
+    response = await http.get("/health", headers={"x-request-id": name})
+    assert response.headers["x-request-id"] not in ("", name)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(COMPLETIONS, HELLO), (COMPLETIONS, HELLO | {"stream": True}), (COMPLETIONS, {}), ("/x", {})],
+)
+async def test_every_response_has_a_name(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    response = await http.post(path, json=body)
+    assert len(response.headers["x-request-id"]) == 32
+
+
+async def log_line(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, path: str, body: dict[str, Any]
+) -> str:
+    caplog.set_level(logging.INFO, logger="daemon.frontend.request_log")
+    await http.post(path, json=body, headers={"x-request-id": "me"})
+    (record,) = [each for each in caplog.records if each.name == "daemon.frontend.request_log"]
+    return record.getMessage()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_is_logged_in_one_line_of_counts(
+    http: httpx.AsyncClient,
+    tokenizer: Tokenizer,
+    caplog: pytest.LogCaptureFixture,
+    stream: bool,
+) -> None:
+    line = await log_line(http, caplog, COMPLETIONS, HELLO | {"stream": stream})
+    num_output = len(tokenizer.encode(REPLY)) + 1
+    assert line.startswith(f"request me POST {COMPLETIONS} status=200")
+    assert f"output_tokens={num_output} " in line
+    assert "ttft_ms=-" not in line
+
+
+async def test_no_word_of_a_prompt_is_logged(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = HELLO | {"prompt": "my secret", "user": "my secret"}
+    assert "secret" not in await log_line(http, caplog, COMPLETIONS, body)
+
+
+async def test_an_unknown_path_is_not_logged(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = await log_line(http, caplog, "/my/secret", {})
+    assert "POST unmatched status=404" in line
+
+
+async def test_a_failed_stream_is_logged_with_its_error(
+    service: Service, http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.submitter.script = failing(FAILURE, [Delta(0, "a", (1,))])
+    line = await log_line(http, caplog, COMPLETIONS, HELLO | {"stream": True})
+    assert line.endswith("error=worker_failed")
