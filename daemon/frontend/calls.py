@@ -50,6 +50,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     continuous_usage: bool = False
     return_timing: bool = False
+    return_token_ids: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -240,4 +241,5 @@ def _call(
         include_usage=options is not None and bool(options.include_usage),
         continuous_usage=options is not None and bool(options.continuous_usage_stats),
         return_timing=bool(body.return_timing),
+        return_token_ids=bool(body.return_token_ids),
     )

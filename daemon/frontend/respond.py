@@ -65,7 +65,10 @@ class WholeAnswer(Answer):
 
     def __init__(self, call: Call, model: ServedModel) -> None:
         super().__init__(call, model)
-        self._choices = [_WholeChoice(self.echo_of(index)) for index in range(call.num_choices)]
+        self._choices = [
+            _WholeChoice(self.echo_of(index), call.return_token_ids)
+            for index in range(call.num_choices)
+        ]
 
     def take(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
@@ -100,7 +103,9 @@ class StreamedAnswer(Answer):
         self._has_begun = [False] * call.num_choices
         self._end = b',"usage":null}\n\n' if call.include_usage else b"}\n\n"
         self._plain_end = self._shape.close + b',"logprobs":null,"finish_reason":null}]' + self._end
-        self._is_plain = call.logprobs is None and not call.continuous_usage
+        self._is_plain = not (
+            call.logprobs is not None or call.continuous_usage or call.return_token_ids
+        )
 
     def take(self, deltas: Sequence[Delta]) -> bytes:
         """The events of these deltas; nothing for tokens whose text is still held back."""
@@ -129,7 +134,8 @@ class StreamedAnswer(Answer):
         is_first = not self._has_begun[delta.choice]
         text = self.echo_of(delta.choice) + delta.text if is_first else delta.text
         logprobs = self._logprobs.tell(delta)
-        if not text and logprobs is None and delta.finished is None:
+        is_silent = logprobs is None and not self.call.return_token_ids
+        if not text and is_silent and delta.finished is None:
             return b""
         self._has_begun[delta.choice] = True
         return b"".join(
@@ -140,10 +146,16 @@ class StreamedAnswer(Answer):
                 orjson.dumps(logprobs),
                 b',"finish_reason":',
                 orjson.dumps(delta.finished),
+                self._token_ids(delta),
                 b"}]",
                 self._running_usage() if self.call.continuous_usage else self._end,
             )
         )
+
+    def _token_ids(self, delta: Delta) -> bytes:
+        if not self.call.return_token_ids:
+            return b""
+        return b',"token_ids":' + orjson.dumps(delta.token_ids)
 
     def _running_usage(self) -> bytes:
         return b',"usage":' + orjson.dumps(self.usage) + b"}\n\n"
@@ -161,13 +173,16 @@ def timing(stage_times: Sequence[StageTimes]) -> Any:
 
 
 class _WholeChoice:
-    def __init__(self, echo: str) -> None:
+    def __init__(self, echo: str, tells_token_ids: bool) -> None:
         self._texts = [echo]
+        self._token_ids: list[int] | None = [] if tells_token_ids else None
         self._logprobs: LogprobsPiece | None = None
         self._finished: FinishReason | None = None
 
     def take(self, delta: Delta, logprobs: LogprobsPiece | None) -> None:
         self._texts.append(delta.text)
+        if self._token_ids is not None:
+            self._token_ids += delta.token_ids
         self._logprobs = joined(self._logprobs, logprobs)
         self._finished = delta.finished
 
@@ -179,7 +194,8 @@ class _WholeChoice:
         return {"index": index, "message": message} | self._ending()
 
     def _ending(self) -> dict[str, Any]:
-        return {"logprobs": self._logprobs, "finish_reason": self._finished}
+        ending = {"logprobs": self._logprobs, "finish_reason": self._finished}
+        return ending if self._token_ids is None else ending | {"token_ids": self._token_ids}
 
 
 class _ChunkShape(msgspec.Struct, frozen=True):

@@ -62,6 +62,7 @@ class CommonBody(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_timing: bool | None = None
+    return_token_ids: bool | None = None
 
     @property
     def num_choices(self) -> int:

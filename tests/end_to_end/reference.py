@@ -1,4 +1,4 @@
-"""What transformers says: greedy continuations, and whether it would have drawn given tokens."""
+"""What transformers says of given tokens: whether it would have drawn them."""
 
 from functools import cached_property
 from pathlib import Path
@@ -45,33 +45,22 @@ class Reference:
         torch.set_num_threads(2)
         return AutoModelForCausalLM.from_pretrained(self.directory, dtype=torch.float32).eval()
 
-    @cached_property
-    def continuations(self) -> list[list[int]]:
-        """Greedy continuations of PROMPTS, NUM_OUTPUT tokens each, whatever they are."""
-        prompts = [self.tokenizer.encode(prompt) for prompt in PROMPTS]
-        longest = max(map(len, prompts))
-        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
-        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    def shortfalls(self, prompts: list[list[int]], outputs: list[list[int]]) -> list[float]:
+        """By teacher forcing, for each output: the largest distance of one of its tokens' logit
+        from the maximum, in standard deviations of the row. 0 says that all are the argmax."""
+        rows = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
+        longest = max(map(len, rows))
+        # Attention is causal, so padding on the right changes nothing before it.
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
         with torch.inference_mode():
-            output = self.model.generate(
-                ids,
-                attention_mask=mask,
-                max_new_tokens=NUM_OUTPUT,
-                min_new_tokens=NUM_OUTPUT,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        return [row[longest:].tolist() for row in output]
+            logits = self.model(ids).logits
+        return [
+            _shortfall(logits[i, len(prompt) - 1 : len(rows[i]) - 1], torch.tensor(outputs[i]))
+            for i, prompt in enumerate(prompts)
+        ]
 
-    def text(self, token_ids: list[int]) -> str:
-        return self.tokenizer.decode(token_ids)
 
-    def shortfall(self, prompt: list[int], output: list[int]) -> float:
-        """By teacher forcing: the largest distance of a drawn token's logit from the maximum, in
-        standard deviations of its row. Zero means that every token is the argmax."""
-        with torch.inference_mode():
-            logits = self.model(torch.tensor([prompt + output])).logits[0]
-        rows = logits[len(prompt) - 1 : -1]  # (output tokens, vocabulary)
-        drawn = rows.gather(1, torch.tensor(output)[:, None])[:, 0]
-        return float(((rows.max(dim=1).values - drawn) / rows.std(dim=1)).max())
+def _shortfall(logits: torch.Tensor, drawn: torch.Tensor) -> float:
+    """`logits` is [output tokens, vocabulary], `drawn` [output tokens]."""
+    missing = logits.max(dim=1).values - logits.gather(1, drawn[:, None])[:, 0]
+    return float((missing / logits.std(dim=1)).max())

@@ -16,7 +16,6 @@ TOPOLOGIES = {
     "mixed": ("--prefill", "0", "--decode", "0", "--mixed", "1"),
     "2P+2D": ("--prefill", "2", "--decode", "2"),
 }
-NUM_ALONE = 2
 
 
 @pytest.fixture(scope="module", params=TOPOLOGIES)
@@ -32,15 +31,15 @@ def client(service: Service) -> Iterator[openai.OpenAI]:
         yield one
 
 
-def greedy(client: openai.OpenAI, prompt: object) -> list[str]:
+def greedy(client: openai.OpenAI, prompt: object) -> list[openai.types.CompletionChoice]:
     answer = client.completions.create(
         model="smollm2",
         prompt=prompt,  # type: ignore[arg-type]
         max_tokens=NUM_OUTPUT,
         temperature=0,
-        extra_body={"ignore_eos": True},
+        extra_body={"ignore_eos": True, "return_token_ids": True},
     )
-    return [choice.text for choice in answer.choices]
+    return sorted(answer.choices, key=lambda choice: choice.index)
 
 
 def greedy_stream(client: openai.OpenAI, prompt: str) -> str:
@@ -55,18 +54,25 @@ def greedy_stream(client: openai.OpenAI, prompt: str) -> str:
     return "".join(chunk.choices[0].text for chunk in stream)
 
 
-def test_greedy_text_is_that_of_transformers(
-    client: openai.OpenAI, smollm2_reference: Reference
+def test_greedy_tokens_are_those_of_transformers(
+    client: openai.OpenAI, smollm2_reference: Reference, first_answers: dict[str, list[str]]
 ) -> None:
-    expected = [smollm2_reference.text(tokens) for tokens in smollm2_reference.continuations]
-    assert greedy(client, list(PROMPTS)) == expected
-    for prompt, text in list(zip(PROMPTS, expected, strict=True))[:NUM_ALONE]:
-        assert greedy(client, prompt) == [text]
-    with ThreadPoolExecutor(4) as pool:
-        streams = pool.map(lambda p: greedy_stream(client, p), PROMPTS[:4])
-        assert list(streams) == expected[:4]
+    """In fp32, by teacher forcing: each token is the argmax of transformers' logits after all
+    before it. That is what transformers' own greedy search would have drawn, token by token."""
+    batch = greedy(client, list(PROMPTS))
+    texts = [choice.text for choice in batch]
+    if "greedy" not in first_answers:  # the other topologies must answer the very same
+        tokenizer = smollm2_reference.tokenizer
+        outputs = [list(choice.token_ids) for choice in batch]
+        assert {len(output) for output in outputs} == {NUM_OUTPUT}
+        assert texts == [tokenizer.decode(output) for output in outputs]
+        prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
+        assert smollm2_reference.shortfalls(prompts, outputs) == [0.0] * len(PROMPTS)
+    assert first_answers.setdefault("greedy", texts) == texts
     ids = smollm2_reference.tokenizer.encode(PROMPTS[5])
-    assert greedy(client, ids) == [expected[5]]
+    assert [choice.text for choice in greedy(client, ids)] == [texts[5]]  # alone
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda p: greedy_stream(client, p), PROMPTS[:4])) == texts[:4]
 
 
 def test_the_work_is_split_for_real(service: Service, client: openai.OpenAI) -> None:
@@ -99,18 +105,18 @@ def all_free(service: Service) -> bool:
 
 
 def test_seeded_choices_are_the_same_everywhere_and_differ_among_themselves(
-    client: openai.OpenAI, seeded_texts: dict[str, list[str]]
+    client: openai.OpenAI, first_answers: dict[str, list[str]]
 ) -> None:
     answer = client.completions.create(
         model="smollm2", prompt=PROMPTS[1], max_tokens=24, temperature=0.9, top_p=0.95, seed=7, n=3
     )
     texts = [choice.text for choice in sorted(answer.choices, key=lambda c: c.index)]
     assert len(set(texts)) == 3
-    assert seeded_texts.setdefault("first", texts) == texts
+    assert first_answers.setdefault("seeded", texts) == texts
 
 
 @pytest.fixture(scope="session")
-def seeded_texts() -> dict[str, list[str]]:
+def first_answers() -> dict[str, list[str]]:
     """What the first topology answered; the others must answer the same."""
     return {}
 

@@ -127,3 +127,14 @@ async def bodies_sent(service: Service, body: dict[str, Any]) -> list[bytes]:
     scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": []}
     await service.app(scope, incoming.get, send)
     return sent
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, HELLO), (CHAT, HI_CHAT)])
+async def test_token_ids_are_told_when_asked_for_streamed_as_whole(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    whole = await answer(http, path, body | {"return_token_ids": True})
+    streamed = await chunks(http, path, body, return_token_ids=True)
+    token_ids = [token for chunk in streamed for token in chunk["choices"][0]["token_ids"]]
+    assert token_ids == whole["choices"][0]["token_ids"]
+    assert len(token_ids) == whole["usage"]["completion_tokens"]
