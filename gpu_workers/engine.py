@@ -4,6 +4,7 @@ The worker and `distserve profile` build theirs here; they differ in whose pool 
 """
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from gpu_workers.kv_exchange import KVExchange
 from gpu_workers.models.config import ModelConfig
 from gpu_workers.models.registry import build_model, is_optional, weight_shapes
 from gpu_workers.models.rope import rope_table
+from gpu_workers.native_build import native_library
+from gpu_workers.native_kernels import NativeKernels, can_compute
 from gpu_workers.step_plan import Pull, PullResult
 from gpu_workers.weights import DummyWeights, SafetensorsWeights, WeightSource
 from ipc.kv_layout import RankLayout, Span
@@ -101,11 +104,26 @@ def build_executor(
 
 
 def build_kernels(config: ModelConfig, pool: torch.Tensor, max_context_tokens: int) -> Kernels:
-    """The fastest kernels that this machine has for the model."""
+    """The fastest kernels that this machine has for the model.
+
+    DISTSERVE_KERNELS in the environment forces a kind: `torch`, or `native` for compiled ones.
+
+    Raises:
+        ModelError: native kernels are forced and cannot be had.
+    """
     table = None
     if config.rope is not None:
         table = rope_table(config.rope, config.head_dim, max_context_tokens)
-    return CpuKernels(pool, Geometry(config.num_heads, config.head_dim**-0.5, table))
+    geometry = Geometry(config.num_heads, config.head_dim**-0.5, table)
+    forced = os.environ.get("DISTSERVE_KERNELS")
+    library = None
+    if forced != "torch" and can_compute(pool, geometry.num_heads):
+        library = native_library()
+    if library is not None:
+        return NativeKernels(library, pool, geometry)
+    if forced == "native":
+        raise ModelError(f"{config.name}: DISTSERVE_KERNELS=native, and they cannot be had")
+    return CpuKernels(pool, geometry)
 
 
 def open_weights(

@@ -115,6 +115,7 @@ def test_plain_weights_give_the_same_tokens_as_packed_ones(
     tmp_path: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model_dir = llama_gqa(tmp_path)
+    monkeypatch.setenv("DISTSERVE_KERNELS", "torch")
     packed = Driver(model_dir)
     monkeypatch.setattr("gpu_workers.cpu_kernels.can_pack", lambda dtype: False)
     plain = Driver(model_dir)
