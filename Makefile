@@ -23,13 +23,14 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 say = @echo "==> $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint bench-engine clean distclean
+.PHONY: help serve test lint bench-engine bench-token-path clean distclean
 
 help:
 	@echo "make serve         install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test          lint, then every test"
 	@echo "make lint          ruff, mypy --strict, the house rules"
-	@echo "make bench-engine  measure the engine on this machine"
+	@echo "make bench-engine  measure the engine on this machine, and transformers beside it"
+	@echo "make bench-token-path  measure the daemon alone, with workers that cost nothing"
 	@echo "make clean         remove caches and build leftovers"
 	@echo "make distclean     the same, and the virtual environment and the models"
 	@echo
@@ -54,7 +55,11 @@ lint: $(TEST)
 
 bench-engine: $(TEST) $(MODEL_READY)
 	$(call say,Measuring the engine with $(MODEL))
-	@$(BIN)/python -P -m gpu_workers bench-engine --model $(MODEL) $(ARGS)
+	@$(BIN)/python -m tests.benchmarks.engine --model $(MODEL) $(ARGS)
+
+bench-token-path: $(TEST)
+	$(call say,Measuring the daemon's token path)
+	@$(BIN)/python -m tests.benchmarks.token_path
 
 $(MODEL_READY): | $(SETUP)
 	$(call say,Fetching the default model (once; 93 MB, about a minute))

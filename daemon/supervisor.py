@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from daemon.config import DaemonConfig
 from daemon.controller import Controller
@@ -207,13 +207,14 @@ class Supervisor:
         )
 
     def _cpu_share(self, device: int) -> tuple[tuple[int, ...], int]:
-        """(cores to be pinned to, threads): an equal share each, no pinning where cores lack."""
-        cores = sorted(os.sched_getaffinity(0))
-        num_workers = sum(spec.parallelism.num_workers for spec in self._config.placement.instances)
-        num_threads = self._config.threads_per_worker or max(1, len(cores) // num_workers)
-        if num_threads * num_workers > len(cores):
-            return (), num_threads
-        return tuple(cores[device * num_threads : (device + 1) * num_threads]), num_threads
+        """(cores to be pinned to, threads) of one worker, see `cpu_share`."""
+        num_workers = sum(s.parallelism.num_workers for s in self._config.placement.instances)
+        return cpu_share(
+            sorted(os.sched_getaffinity(0)),
+            device,
+            num_workers=num_workers,
+            num_threads=self._config.threads_per_worker,
+        )
 
     def _announce_up(self, life: Incarnation) -> None:
         """Introduce its pools to its peers and theirs to it, then let it be given work."""
@@ -272,3 +273,18 @@ class Supervisor:
     def _life_of(self, instance: str, epoch: int) -> Incarnation | None:
         life = self.wards[instance].life
         return life if life is not None and life.epoch == epoch else None
+
+
+def cpu_share(
+    cores: Sequence[int], device: int, *, num_workers: int, num_threads: int | None
+) -> tuple[tuple[int, ...], int]:
+    """(cores to be pinned to, threads): equal shares, with one core left to the daemon if any is.
+
+    Threads that share a core spin against each other, so where cores lack nobody is pinned and
+    everybody has one thread.
+    """
+    spare = 1 if len(cores) > num_workers else 0
+    threads = num_threads or max(1, (len(cores) - spare) // num_workers)
+    if threads * num_workers > len(cores):
+        return (), threads
+    return tuple(cores[device * threads : (device + 1) * threads]), threads

@@ -107,7 +107,7 @@ def measure(
     Raises:
         ModelError: the pool is too small for a single point.
     """
-    bench = _Bench(executor, effort)
+    bench = StepBench(executor, effort)
     prefills, decodes = _prefill_grid(bench), _decode_grid(bench)
     if not prefills or not decodes:
         raise ModelError("the KV pool or the context is too small to measure anything")
@@ -145,7 +145,7 @@ def saturation_tokens(points: Sequence[PrefillPoint]) -> int:
     return next(p.num_tokens for p in single if p.tokens_per_s >= SATURATION * best)
 
 
-class _Bench:
+class StepBench:
     """Times steps of an executor and leaves its table as it was."""
 
     def __init__(self, executor: Executor, effort: Effort) -> None:
@@ -208,13 +208,13 @@ class _Bench:
         self.executor.collect(self.executor.launch(plan))
 
 
-def _prefill_grid(bench: _Bench) -> list[tuple[int, int]]:
+def _prefill_grid(bench: StepBench) -> list[tuple[int, int]]:
     grid = [(1, tokens) for tokens in PROMPT_TOKENS]
     grid += [(number, tokens) for tokens in PACKED_TOKENS for number in PROMPTS_TOGETHER]
     return [point for point in grid if bench.fits(*point)]
 
 
-def _decode_grid(bench: _Bench) -> list[tuple[int, int]]:
+def _decode_grid(bench: StepBench) -> list[tuple[int, int]]:
     batches = [batch for batch in BATCHES if batch <= bench.effort.max_batch]
     grid = [(batch, context) for context in CONTEXTS for batch in batches]
     return [point for point in grid if bench.fits(*point)]

@@ -1,0 +1,110 @@
+"""Workers that compute nothing: they answer every prefill at once and then emit one token per
+running choice on a clock. What a benchmark measures behind them is the daemon alone.
+
+As many instances as asked for, in one process, their steps spread evenly over the clock, as those
+of independent instances are. Tokens of step k are the letter k % 26, so that a client can tell
+when each was made. At the end the times of all steps, of one instance after the other, are
+written as JSON lists to the file given.
+"""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import orjson
+
+from ipc.kv_layout import RankLayout, Span
+from ipc.messages import (
+    Abort,
+    Command,
+    Exit,
+    Gone,
+    Hello,
+    Prefill,
+    Prefilled,
+    Ready,
+    TokenRow,
+    Tokens,
+)
+from ipc.sockets import WorkerSocket
+from ipc.vocabulary import DType, FinishReason, WorkerName
+
+EPOCH = 1
+LAYOUT = RankLayout(Span(0, 1), Span(0, 1), 1 << 20, 32, 64, DType.BF16)
+FIRST_LETTER = ord("a")
+
+
+class CostlessWorker:
+    """See the module's docstring. `step_s` 0 emits as fast as it can."""
+
+    def __init__(self, endpoint: str, number: int, step_s: float, offset_s: float) -> None:
+        self._name = WorkerName(f"mixed-{number}")
+        self._link = WorkerSocket(endpoint, self._name, EPOCH)
+        self._step_s = step_s
+        self._offset_s = offset_s
+        self._left: dict[int, int] = {}
+        self.step_times: list[float] = []
+
+    def run(self) -> None:
+        self._link.send(Hello(self._name, os.getpid()))
+        self._link.send(Ready(LAYOUT, "costless", 0.0))
+        next_s = time.monotonic()
+        while True:
+            wait_s = max(0.0, next_s - time.monotonic()) if self._left else None
+            for command in self._link.receive(wait_s):
+                if isinstance(command, Exit):
+                    return
+                self._handle(command)
+            if self._left and time.monotonic() >= next_s:
+                self._step()
+                next_s = max(next_s + self._step_s, time.monotonic())
+            elif not self._left and self._step_s:
+                # The clock ticks on for all instances alike, each at its own offset.
+                passed = (time.monotonic() - self._offset_s) // self._step_s + 1
+                next_s = self._offset_s + passed * self._step_s
+
+    def _handle(self, command: Command) -> None:
+        now_s = time.monotonic()
+        if isinstance(command, Prefill):
+            for seq_id in command.seq_ids:
+                self._left[seq_id] = command.sampling.max_tokens - 1
+            tokens = tuple(FIRST_LETTER for _ in command.seq_ids)
+            nothing = tuple(None for _ in command.seq_ids)
+            self._link.send(Prefilled(command.request_id, tokens, nothing, None, now_s, now_s))
+        elif isinstance(command, Abort):
+            for seq_id in command.seq_ids:
+                self._left.pop(seq_id, None)
+            self._link.send(Gone(command.request_id, command.seq_ids))
+
+    def _step(self) -> None:
+        now_s = time.monotonic()
+        token = FIRST_LETTER + len(self.step_times) % 26
+        self.step_times.append(now_s)
+        rows = []
+        for seq_id, left in list(self._left.items()):
+            self._left[seq_id] = left - 1
+            finished = FinishReason.LENGTH if left == 1 else None
+            rows.append(TokenRow(seq_id, (token,), finished))
+            if finished:
+                del self._left[seq_id]
+        self._link.send(Tokens(now_s, tuple(rows)))
+
+
+def main(endpoint: str, num_workers: str, step_s: str, times_file: str) -> None:
+    started_s, step = time.monotonic(), float(step_s)
+    workers = [
+        CostlessWorker(endpoint, number, step, started_s + step * number / int(num_workers))
+        for number in range(int(num_workers))
+    ]
+    threads = [threading.Thread(target=worker.run) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    Path(times_file).write_bytes(orjson.dumps([worker.step_times for worker in workers]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

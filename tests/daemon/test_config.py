@@ -1,0 +1,87 @@
+"""The configuration: a file, flags over it, and one clear sentence for what cannot be."""
+
+from pathlib import Path
+
+import pytest
+
+from daemon.config import DaemonConfig, model_context, read_config
+from daemon.errors import ConfigError
+from ipc.vocabulary import DType, Role
+
+
+def written(directory: Path, text: str) -> Path:
+    file = directory / "node.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path) -> None:
+    file = written(tmp_path, 'dtype = "float32"\nport = 7000\n')
+    config = read_config(file, {"port": 7001, "host": None})
+    assert (config.dtype, config.port, config.host) == (DType.FP32, 7001, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("prot = 1", r"Object contains unknown field `prot`"),
+        ('port = "x"', r"Expected `int`, got `str` - at `\$\.port`"),
+        ("port = 70000", r"<= 65535 - at `\$\.port`"),
+        ('dtype = "int8"', r"Invalid enum value 'int8' - at `\$\.dtype`"),
+        ("kv_cache_gib = 0", r"> 0"),
+        ("port = ", r"Invalid value"),
+        ("decode = 0", r"nobody decodes"),
+        ('log_level = "loud"', r"log_level is 'loud'"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_path(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        read_config(written(tmp_path, text), {})
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"/nowhere\.toml: .*No such file"):
+        read_config(Path("/nowhere.toml"), {})
+
+
+def test_instances_are_numbered_by_role_and_devices_counted_through() -> None:
+    placement = DaemonConfig(prefill=2, decode=1, mixed=1).placement
+    assert [(i.name, i.role, i.segments[0].devices) for i in placement.instances] == [
+        ("prefill-0", Role.PREFILL, (0,)),
+        ("prefill-1", Role.PREFILL, (1,)),
+        ("decode-0", Role.DECODE, (2,)),
+        ("mixed-0", Role.MIXED, (3,)),
+    ]
+
+
+def test_a_role_may_have_a_pool_of_its_own_size() -> None:
+    config = DaemonConfig(kv_cache_gib=2.0, decode_kv_cache_gib=0.5)
+    assert config.kv_bytes(Role.DECODE) == 1 << 29
+    assert config.kv_bytes(Role.PREFILL) == config.kv_bytes(Role.MIXED) == 1 << 31
+
+
+@pytest.mark.parametrize(
+    ("config_json", "asked", "context"),
+    [
+        ('{"max_position_embeddings": 512}', None, 512),
+        ('{"max_position_embeddings": 512}', 100, 100),
+        ("{}", None, 2048),
+    ],
+)
+def test_the_context_is_the_models_unless_a_shorter_one_is_asked_for(
+    tmp_path: Path, config_json: str, asked: int | None, context: int
+) -> None:
+    (tmp_path / "config.json").write_text(config_json)
+    config = DaemonConfig(model=str(tmp_path), max_context_tokens=asked)
+    assert model_context(config) == context
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_broken_model_configuration_is_refused_or_defaulted(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    config = DaemonConfig(model=str(tmp_path))
+    if text == "{":
+        with pytest.raises(ConfigError, match=r"config\.json"):
+            model_context(config)
+    else:
+        assert model_context(config) == 2048
