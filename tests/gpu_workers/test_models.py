@@ -30,6 +30,13 @@ def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return CHECKPOINTS[request.param](tmp_path_factory.mktemp(request.param))
 
 
+@pytest.fixture(params=["fastest", "torch"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that this machine would serve with, and the ones that serve anywhere."""
+    if request.param == "torch":
+        monkeypatch.setenv("DISTSERVE_KERNELS", "torch")
+
+
 @pytest.fixture(scope="module")
 def reference(model_dir: Path) -> PreTrainedModel:
     return load_reference(model_dir)
@@ -46,6 +53,7 @@ def expected(reference: PreTrainedModel, prompts: list[list[int]]) -> list[list[
     return [reference_greedy(reference, prompt, NUM_NEW) for prompt in prompts]
 
 
+@pytest.mark.usefixtures("kernels")
 def test_greedy_tokens_equal_the_references_alone_and_in_chunks(
     model_dir: Path, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
@@ -54,6 +62,7 @@ def test_greedy_tokens_equal_the_references_alone_and_in_chunks(
     assert [driver.generate(prompt, NUM_NEW, chunk=7) for prompt in prompts] == expected
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("block_size", [4, 16, 32])
 def test_greedy_tokens_equal_the_references_in_a_batch(
     model_dir: Path, prompts: list[list[int]], expected: list[list[int]], block_size: int
@@ -62,6 +71,7 @@ def test_greedy_tokens_equal_the_references_in_a_batch(
     assert generate_together(driver, prompts) == expected
 
 
+@pytest.mark.usefixtures("kernels")
 def test_prompts_chunks_and_decodes_share_a_step(
     model_dir: Path, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
@@ -81,6 +91,7 @@ def test_prompts_chunks_and_decodes_share_a_step(
     assert drawn[chunked] == expected[5][:1]
 
 
+@pytest.mark.usefixtures("kernels")
 def test_a_sequence_goes_on_after_prompt_and_output_are_prefilled_again(
     model_dir: Path, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
@@ -92,6 +103,7 @@ def test_a_sequence_goes_on_after_prompt_and_output_are_prefilled_again(
     assert tokens == expected[3][6:]
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.FP16])
 def test_sixteen_bit_tokens_are_near_the_references_best(
     model_dir: Path, reference: PreTrainedModel, prompts: list[list[int]], dtype: DType
@@ -101,6 +113,7 @@ def test_sixteen_bit_tokens_are_near_the_references_best(
         assert worst_gap(reference, prompt, tokens) <= TEACHER_TOLERANCE[dtype]
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("head_dim", [80, 128])
 def test_other_head_widths_are_computed_too(
     tmp_path: Path, prompts: list[list[int]], head_dim: int
