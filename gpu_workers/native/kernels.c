@@ -73,6 +73,17 @@ INLINE vf first_lanes(vf x, vf other, int64_t count) {
     return pick(lane < (int32_t)min64(count, LANES), x, other);
 }
 
+/* bf16 is the upper half of an fp32. */
+INLINE vu widen(vh x) {
+#if LANES == 16
+    return (vu)_mm512_cvtepu16_epi32((__m256i)x);
+#elif LANES == 8
+    return (vu)_mm256_cvtepu16_epi32((__m128i)x);
+#else
+    return __builtin_convertvector(x, vu);
+#endif
+}
+
 INLINE vf load_f32(const float *p) {
     vf x;
     memcpy(&x, p, sizeof x);
@@ -104,7 +115,7 @@ INLINE vf load(const void *p, int64_t count, int type) {
     if (type == F32) return load_f32(p);
     vh half;
     memcpy(&half, p, sizeof half);
-    return (vf)(__builtin_convertvector(half, vu) << 16);
+    return (vf)(widen(half) << 16);
 }
 
 INLINE void store(void *p, vf x, int64_t count, int type) {
@@ -457,6 +468,11 @@ typedef struct {
     float most[BLOCK_ROWS], total[BLOCK_ROWS];
 } Queries;
 
+/* Where the keys and values of a tile's tokens are. */
+typedef struct {
+    const char *keys[COLUMNS], *values[COLUMNS];
+} Tokens;
+
 /* A head of one layer of one row's sequence: `length` tokens in the blocks of `table`. */
 typedef struct {
     const Step *step;
@@ -464,18 +480,24 @@ typedef struct {
     int64_t layer, head, length;
 } Sequence;
 
-/* The addresses of COLUMNS keys from `first` on; NULL past the end. */
-INLINE void locate(const Sequence *q, int64_t first, const char **keys, int type) {
+/* What lies past a sequence's end: keys and values of zero, whatever the pages hold there. */
+static const char nothing[4 * MAX_HEAD_DIM];
+
+/* The addresses of COLUMNS keys from `first` on, and of their values. */
+INLINE void locate(const Sequence *q, int64_t first, Tokens *tokens, int type) {
     const Step *s = q->step;
     const int64_t bytes = s->head_dim * size_of(type);
+    const int64_t count = min64(q->length - first, COLUMNS);
     int64_t index = first / s->block_size, offset = first % s->block_size, done = 0;
-    int64_t count = min64(q->length - first, COLUMNS);
     for (; done < count; index++, offset = 0) {
         const char *key = page(s, q->table[index], q->head, q->layer, type) + offset * bytes;
-        int64_t end = min64(count, done + s->block_size - offset);
-        for (; done < end; done++, key += bytes) keys[done] = key;
+        const int64_t end = min64(count, done + s->block_size - offset);
+        for (; done < end; done++, key += bytes) {
+            tokens->keys[done] = key;
+            tokens->values[done] = key + s->block_size * bytes;
+        }
     }
-    for (; done < COLUMNS; done++) keys[done] = NULL;
+    for (; done < COLUMNS; done++) tokens->keys[done] = tokens->values[done] = nothing;
 }
 
 #if LANES == 16
@@ -502,65 +524,64 @@ INLINE void transpose(__m512i *x) {
     }
 }
 
-/* LANES keys of `units` units each -> columns of a panel. */
+/* LANES keys of `units` units each, a multiple of 8 -> columns of a panel. */
 INLINE void pack_keys(const char *const *keys, uint32_t *panel, int64_t units) {
+    __m512i x[16];
     for (int64_t u = 0; u < units; u += 16) {
-        int64_t count = min64(units - u, 16);
-        __mmask16 mask = (1u << count) - 1;
-        __m512i x[16];
-        UNROLL for (int i = 0; i < 16; i++)
-            x[i] = _mm512_maskz_loadu_epi32(keys[i] ? mask : 0, keys[i] + 4 * u);
+        const int64_t count = min64(units - u, 16);
+        UNROLL for (int i = 0; i < 16; i++) {
+            const char *from = keys[i] + 4 * u;
+            x[i] = count == 16 ? _mm512_loadu_si512(from)
+                               : _mm512_castsi256_si512(_mm256_loadu_si256((const void *)from));
+        }
         transpose(x);
-        for (int64_t i = 0; i < count; i++) _mm512_storeu_si512(panel + (u + i) * COLUMNS, x[i]);
+        UNROLL for (int i = 0; i < 16; i++)
+            if (i < 8 || count == 16) _mm512_storeu_si512(panel + (u + i) * COLUMNS, x[i]);
     }
 }
 #else
 INLINE void pack_keys(const char *const *keys, uint32_t *panel, int64_t units) {
     for (int i = 0; i < LANES; i++)
-        for (int64_t u = 0; u < units; u++) {
-            uint32_t unit = 0;
-            if (keys[i]) memcpy(&unit, keys[i] + 4 * u, 4);
-            panel[u * COLUMNS + i] = unit;
-        }
+        for (int64_t u = 0; u < units; u++) memcpy(panel + u * COLUMNS + i, keys[i] + 4 * u, 4);
 }
 #endif
 
 /* One unit's worth of value rows: an fp32 row as it is, or two bf16 rows interleaved. */
-INLINE void pack_values(const char *even, const char *odd, uint32_t *panel, int64_t dim, int type) {
+INLINE void pack_values(const char *const *values, uint32_t *panel, int64_t dim, int type) {
     for (int64_t d = 0; d < dim; d += LANES) {
-        vu x = {0}, y = {0};
-        if (even) x = (vu)load(at(even, d, type), LANES, type);
-        if (type == BF16) {
-            if (odd) y = (vu)load(at(odd, d, type), LANES, type);
-            x = (x >> 16) | y;
-        }
+        vu x = (vu)load(at(values[0], d, type), LANES, type);
+        if (type == BF16) x = (x >> 16) | (vu)load(at(values[1], d, type), LANES, type);
         memcpy(panel + d, &x, sizeof x);
     }
 }
 
-INLINE void prefetch_keys(const char *const *keys, int64_t row_bytes, int64_t to_values) {
-    for (int i = 0; i < LANES; i++)
-        for (int64_t byte = 0; byte < row_bytes && keys[i]; byte += 64) {
-            __builtin_prefetch(keys[i] + byte);
-            __builtin_prefetch(keys[i] + to_values + byte);
+/* The next tile, and how many of its tokens have been asked for. */
+typedef struct {
+    Tokens tokens;
+    int done;
+} Ahead;
+
+/* Prefetch a few more tokens into the L2 cache. Few at a time, and often: a long run of prefetches
+ * waits for memory, and all that follows waits with it. */
+INLINE void ask(Ahead *ahead, int count, int64_t row_bytes) {
+    for (; count && ahead->done < COLUMNS; ahead->done++, count--)
+        for (int64_t byte = 0; byte < row_bytes; byte += 64) {
+            __builtin_prefetch(ahead->tokens.keys[ahead->done] + byte, 0, 2);
+            __builtin_prefetch(ahead->tokens.values[ahead->done] + byte, 0, 2);
         }
 }
 
-/* Repack the tile of keys and values; ask for those of the next tile meanwhile. */
-INLINE void pack_tile(const Sequence *q, const char *const *keys, const char *const *next,
-                      uint32_t *panel, int type) {
-    const int64_t dim = q->step->head_dim, units = units_of(dim, type);
-    const int64_t row_bytes = dim * size_of(type), to_values = q->step->block_size * row_bytes;
+/* Repack a tile of keys and values. */
+INLINE void pack_tile(const Tokens *tokens, Ahead *ahead, uint32_t *panel, int64_t dim, int type) {
+    const int64_t units = units_of(dim, type), row_bytes = 4 * units;
     uint32_t *values = panel + units * COLUMNS;
     const int rows = type == BF16 ? 2 : 1;
     for (int first = 0; first < COLUMNS; first += LANES) {
-        prefetch_keys(next + first, row_bytes, to_values);
-        pack_keys(keys + first, panel + first, units);
-        for (int i = first; i < first + LANES; i += rows) {
-            const char *even = keys[i], *odd = type == BF16 ? keys[i + 1] : NULL;
-            pack_values(even ? even + to_values : NULL, odd ? odd + to_values : NULL,
-                        values + i / rows * dim, dim, type);
-        }
+        ask(ahead, 4, row_bytes);
+        pack_keys(tokens->keys + first, panel + first, units);
+        ask(ahead, 4, row_bytes);
+        for (int i = first; i < first + LANES; i += rows)
+            pack_values(tokens->values + i, values + i / rows * dim, dim, type);
     }
 }
 
@@ -570,11 +591,11 @@ INLINE void pack_tile(const Sequence *q, const char *const *keys, const char *co
 INLINE void soften(Queries *q, int64_t row, int64_t visible, float scale, int64_t dim, int type) {
     float *scores = q->scores + row * COLUMNS;
     char *weights = at(q->weights, row * COLUMNS, type);
-    const vf nothing = spread(-__builtin_inff());
-    vf most = nothing, total = {0};
+    const vf hidden = spread(-__builtin_inff());
+    vf most = hidden, total = {0};
     for (int i = 0; i < COLUMNS; i += LANES) {
         vf score = load_f32(scores + i) * scale;
-        if (visible < COLUMNS) score = first_lanes(score, nothing, visible - i);
+        if (visible < COLUMNS) score = first_lanes(score, hidden, visible - i);
         store_f32(scores + i, score);
         most = vmax(most, score);
     }
@@ -599,14 +620,16 @@ INLINE void soften(Queries *q, int64_t row, int64_t visible, float scale, int64_
 /* Let `rows` query rows see one packed tile, whose first key is `first`. Row r stands for the query
  * at position `position + r / group`. */
 INLINE void attend(Queries *q, const Step *s, const uint32_t *panel, int64_t first, int64_t rows,
-                   int64_t position, int64_t group, int type) {
+                   int64_t position, int64_t group, Ahead *ahead, int type) {
     const int64_t dim = s->head_dim, units = units_of(dim, type), depth = units_of(COLUMNS, type);
     Product scores = {q->rows, units, panel, COLUMNS, units};
     multiply(scores, q->scores, COLUMNS, 0, 0, rows, COLUMNS, type);
     for (int64_t row = 0; row < rows; row++) {
-        int64_t visible = position + row / group + 1 - first;
+        const int64_t visible = position + row / group + 1 - first;
+        ask(ahead, 8, 4 * units);
         soften(q, row, visible, s->scale, dim, type);
     }
+    ask(ahead, COLUMNS, 4 * units);
     Product values = {q->weights, depth, panel + units * COLUMNS, dim, depth};
     multiply(values, q->sums, dim, 1, 0, rows, dim, type);
 }
@@ -638,30 +661,32 @@ INLINE void finish(const Queries *q, char *out, int64_t token_bytes, int64_t cou
 /* One KV head of one row: the last `num_new` of `length` tokens attend to all up to themselves.
  * Panels are packed when a query first needs them; a row of one block of queries needs each only
  * once, so it packs them all into the same place. */
-INLINE void attend_head(const Sequence *seq, const char *qkv, char *out, int64_t num_new,
-                        int type) {
+INLINE void attend_head(const Sequence *seq, const Sequence *after, const char *qkv, char *out,
+                        int64_t num_new, int type) {
     const Step *s = seq->step;
     const int64_t dim = s->head_dim, group = s->num_heads / s->kv_heads;
     const int64_t token_bytes = (s->num_heads + 2 * s->kv_heads) * dim * size_of(type);
     const int64_t out_bytes = s->num_heads * dim * size_of(type);
     const int64_t block = BLOCK_ROWS / group, past = seq->length - num_new;
     const int64_t tile_units = num_new <= block ? 0 : 2 * units_of(dim, type) * COLUMNS;
-    const char *keys[COLUMNS], *next[COLUMNS];
     int64_t num_packed = 0;
+    Ahead ahead;
     Queries queries;
-    locate(seq, 0, next, type);
+    locate(seq, 0, &ahead.tokens, type);
     for (int64_t done = 0; done < num_new; done += block) {
         int64_t count = min64(block, num_new - done), last = past + done + count;
         begin(&queries, qkv + done * token_bytes, token_bytes, count, group, dim, type);
         for (int64_t first = 0; first < last; first += COLUMNS) {
             uint32_t *panel = s->panels + first / COLUMNS * tile_units;
-            if (first >= num_packed) {
-                memcpy(keys, next, sizeof keys);
-                locate(seq, first + COLUMNS, next, type);
-                pack_tile(seq, keys, next, panel, type);
-                num_packed = first + COLUMNS;
+            if (first == num_packed) {
+                num_packed += COLUMNS;
+                const Tokens tokens = ahead.tokens;
+                if (num_packed < seq->length) locate(seq, num_packed, &ahead.tokens, type);
+                else locate(after, 0, &ahead.tokens, type);
+                ahead.done = 0;
+                pack_tile(&tokens, &ahead, panel, dim, type);
             }
-            attend(&queries, s, panel, first, count * group, past + done, group, type);
+            attend(&queries, s, panel, first, count * group, past + done, group, &ahead, type);
         }
         finish(&queries, out + done * out_bytes, out_bytes, count, group, dim, type);
     }
@@ -670,10 +695,16 @@ INLINE void attend_head(const Sequence *seq, const char *qkv, char *out, int64_t
 INLINE void attend_row(const Step *s, int64_t layer, int64_t row, const char *qkv, char *out,
                        int64_t num_new, int type) {
     const int64_t group = s->num_heads / s->kv_heads, bytes = group * s->head_dim * size_of(type);
+    const int64_t *table = s->block_table + row * s->table_width;
     for (int64_t head = 0; head < s->kv_heads; head++) {
-        Sequence seq = {s, s->block_table + row * s->table_width, layer, head,
-                        s->computed[row] + num_new};
-        attend_head(&seq, qkv + head * bytes, out + head * bytes, num_new, type);
+        Sequence seq = {s, table, layer, head, s->computed[row] + num_new}, after = seq;
+        after.head++;
+        if (after.head == s->kv_heads) { /* then comes the next decode row, if there is one */
+            after.head = 0;
+            after.table += s->table_width;
+            after.length = row + 1 < s->num_decode ? s->computed[row + 1] + 1 : 0;
+        }
+        attend_head(&seq, &after, qkv + head * bytes, out + head * bytes, num_new, type);
     }
 }
 
