@@ -111,10 +111,10 @@ def test_a_worker_that_dies_fails_its_requests_clearly_and_comes_back(
     service = tiny_service
     for victim in ("decode-0", "prefill-0"):
         first = threading.Event()
+        worker = service.workers()[victim]
         with ThreadPoolExecutor() as pool:
-            stream = pool.submit(stream_lines, service, first, STREAM)
+            stream = pool.submit(stream_lines, service, first, STREAM | {"n": 16})
             assert first.wait(10)
-            worker = service.workers()[victim]
             worker.send_signal(signal.SIGKILL)
             lines = stream.result()
         assert lines[-1] == "data: [DONE]"
