@@ -36,6 +36,7 @@ _WORKER_COUNTERS = (
     "pulled_bytes",
     "num_preempted",
     "audit_failures",
+    "control_s",
 )
 
 

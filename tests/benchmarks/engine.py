@@ -212,12 +212,24 @@ def idle(model: Path) -> Table:
             times = [_request_ms(service.url, body) for _ in range(REPEATS)]
             table.add_row(f"TTFT, {tokens}-token prompt", f"{statistics.median(times):.0f}")
         for streams in (1, 8):
-            body = {"prompt": [5] * 32, "n": streams, "max_tokens": 64, "ignore_eos": True,
-                    "return_timing": True}  # fmt: skip
-            timing = httpx.post(f"{service.url}/v1/completions", json=body, timeout=120).json()
-            tpot = 1000 * timing["timing"]["decode_s"] / 63
-            table.add_row(f"TPOT, {streams} short stream(s)", f"{tpot:.1f}")
+            times = [_tpot_ms(service.url, streams) for _ in range(REPEATS)]
+            table.add_row(f"TPOT, {streams} short stream(s)", f"{statistics.median(times):.1f}")
+        before = service.counts()["decode-0"]
+        _tpot_ms(service.url, 32)
+        after = service.counts()["decode-0"]
+        steps, control_s = (after[c] - before[c] for c in ("num_steps", "control_s"))
+        table.add_row("leader's own cost per step, batch 32", f"{1000 * control_s / steps:.2f}")
     return table
+
+
+def _tpot_ms(url: str, streams: int) -> float:
+    """(last token - first token) / (tokens - 1) of short prompts that decode together."""
+    prompts = [[5 + i] * 32 for i in range(streams)]
+    body = {"prompt": prompts, "max_tokens": 64, "ignore_eos": True, "return_timing": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()
+    timing = answer["timing"]
+    stages = timing if isinstance(timing, list) else [timing]
+    return 1000 * statistics.median(s["decode_s"] / 63 for s in stages)
 
 
 def _request_ms(url: str, body: dict[str, Any]) -> float:
