@@ -12,33 +12,40 @@ from ipc.kv_layout import blocks_for
 
 
 class WaitingPrompt(msgspec.Struct, frozen=True):
-    """What a policy may know of a prompt: its tokens still to compute, the blocks it will need."""
+    """What a policy may know of a prompt: its tokens still to compute, the blocks it will need,
+    and its places in the batch (one for each choice where they will decode here)."""
 
     num_tokens: int
     num_blocks: int
+    num_places: int = 1
 
 
-class PrefillLimits(msgspec.Struct, frozen=True):
-    """`max_tokens` is L_m, the shortest prompt that saturates the device (paper section 3.1)."""
+class BatchLimits(msgspec.Struct, frozen=True):
+    """How much one step takes on.
 
-    max_tokens: int
-    max_prompts: int
+    `prefill_tokens` is L_m, the shortest prompt that saturates the device (paper section 3.1);
+    `max_batch` choices decode together, or prompts are prefilled together, at most.
+    """
+
+    prefill_tokens: int
+    max_batch: int
 
 
 def pack_prefill(
-    waiting: Iterable[WaitingPrompt], *, limits: PrefillLimits, free_blocks: int
+    waiting: Iterable[WaitingPrompt], *, max_tokens: int, free_blocks: int, free_places: int
 ) -> int:
     """How many prompts from the head of the queue run together in the next prefill step.
 
-    First come, first served: short prompts are packed up to L_m, a longer one travels alone, and
-    nothing overtakes a prompt that the pool cannot hold yet (paper section 4.3).
+    First come, first served: short prompts are packed up to `max_tokens` (L_m), a longer one
+    travels alone, and nothing overtakes a prompt that has no room yet (paper section 4.3).
     """
     count, num_tokens = 0, 0
     for prompt in waiting:
         free_blocks -= prompt.num_blocks
+        free_places -= prompt.num_places
         num_tokens += prompt.num_tokens
-        is_full = count > 0 and num_tokens > limits.max_tokens
-        if is_full or free_blocks < 0 or count == limits.max_prompts:
+        is_full = count > 0 and num_tokens > max_tokens
+        if is_full or free_blocks < 0 or free_places < 0:
             break
         count += 1
     return count

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from gpu_workers.batching import PrefillLimits, pack_prefill, prefill_chunk
+from gpu_workers.batching import pack_prefill, prefill_chunk
 from gpu_workers.block_pool import BlockPool
 from gpu_workers.draft import Draft
 from gpu_workers.sequences import PrefillJob, finish_reason
@@ -26,12 +26,12 @@ class PrefillSide:
     """First come, first served by arrival. Blocks are reserved when a prompt starts."""
 
     def __init__(
-        self, owner: Owner, pool: BlockPool, limits: PrefillLimits, block_size: int
+        self, owner: Owner, pool: BlockPool, *, block_size: int, prefill_tokens: int
     ) -> None:
         self._owner = owner
         self._pool = pool
-        self._limits = limits
         self._block_size = block_size
+        self._prefill_tokens = prefill_tokens
         self._waiting: list[PrefillJob] = []
         self._started: dict[int, PrefillJob] = {}
 
@@ -40,9 +40,9 @@ class PrefillSide:
         return len(self._waiting)
 
     @property
-    def is_busy(self) -> bool:
-        """Prompts are partly computed, or in a launched step."""
-        return bool(self._started)
+    def num_to_adopt(self) -> int:
+        """Choices of started prompts that will decode here, and have no place in its batch yet."""
+        return sum(job.num_places for job in self._started.values() if job.keep)
 
     @property
     def referenced_blocks(self) -> Iterator[int]:
@@ -65,16 +65,15 @@ class PrefillSide:
             return None
         return self._drop(started, draft)
 
-    def draft_whole(self, draft: Draft, *, free_blocks: int, max_prompts: int) -> bool:
+    def draft_whole(self, draft: Draft, *, free_blocks: int, free_places: int) -> bool:
         """Put the next batch of whole prompts into the draft; False when none can run."""
         unfinished = [job for job in self._started.values() if not job.is_launched]
         if not unfinished:  # else prompts that a chunked policy began: finish them first
-            limits = PrefillLimits(
-                max_tokens=self._limits.max_tokens,
-                max_prompts=min(self._limits.max_prompts, max_prompts),
-            )
             count = pack_prefill(
-                (job.as_waiting for job in self._waiting), limits=limits, free_blocks=free_blocks
+                (job.as_waiting for job in self._waiting),
+                max_tokens=self._prefill_tokens,
+                free_blocks=free_blocks,
+                free_places=free_places,
             )
             unfinished = self._waiting[:count]
             del self._waiting[:count]
@@ -84,14 +83,17 @@ class PrefillSide:
             self._draft_row(job, job.remaining, draft)
         return bool(unfinished)
 
-    def draft_chunks(self, draft: Draft, *, budget: int, free_blocks: int) -> None:
+    def draft_chunks(
+        self, draft: Draft, *, budget: int, free_blocks: int, free_places: int
+    ) -> None:
         """Fill a step's token budget with chunks of prompts, oldest first."""
         for job in list(self._waiting):
             if sum(j.remaining for j in self._started.values()) >= budget:
                 break
-            if job.num_blocks > free_blocks:
+            if job.num_blocks > free_blocks or job.num_places > free_places:
                 break
             free_blocks -= job.num_blocks
+            free_places -= job.num_places
             self._start(job, draft)
             self._waiting.remove(job)
         jobs = [job for job in self._started.values() if not job.is_launched]

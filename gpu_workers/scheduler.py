@@ -7,7 +7,7 @@ decode is; a mixed instance decodes what it prefilled. Time comes in as an argum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_workers.batching import PrefillLimits
+from gpu_workers.batching import BatchLimits
 from gpu_workers.block_pool import BlockPool
 from gpu_workers.decode_side import DecodeSide
 from gpu_workers.draft import Draft
@@ -51,14 +51,16 @@ class Scheduler:
         *,
         num_blocks: int,
         block_size: int,
-        limits: PrefillLimits,
+        limits: BatchLimits,
     ) -> None:
         self.role = role
         self._mixed = mixed
         self._block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self.prefills = PrefillSide(owner, self.pool, limits, block_size)
-        self.decodes = DecodeSide(self.pool, block_size, limits.max_prompts)
+        self.prefills = PrefillSide(
+            owner, self.pool, block_size=block_size, prefill_tokens=limits.prefill_tokens
+        )
+        self.decodes = DecodeSide(self.pool, block_size, limits.max_batch)
         self.counters = Counters()
         self.outbox: list[Event | Tokens] = []
         self._draft = Draft()
@@ -104,7 +106,7 @@ class Scheduler:
         if self._mixed.chunk_tokens is not None and self.role is Role.MIXED:
             self._draft_chunked(self._mixed.chunk_tokens)
         elif not self.prefills.draft_whole(
-            draft, free_blocks=self.decodes.room(), max_prompts=self.decodes.free_places
+            draft, free_blocks=self.decodes.room(), free_places=self._free_places
         ):
             self.outbox += self.decodes.draft_rows(draft)
         return None if draft.is_empty else draft.take()
@@ -112,7 +114,12 @@ class Scheduler:
     def _draft_chunked(self, chunk_tokens: int) -> None:
         self.outbox += self.decodes.draft_rows(self._draft)
         budget = chunk_tokens - len(self._draft.rows)
-        self.prefills.draft_chunks(self._draft, budget=budget, free_blocks=self.decodes.room())
+        self.prefills.draft_chunks(
+            self._draft,
+            budget=budget,
+            free_blocks=self.decodes.room(),
+            free_places=self._free_places,
+        )
 
     def launched(self, plan: StepPlan, now_s: float) -> None:
         self.pool.step_launched()
@@ -150,6 +157,11 @@ class Scheduler:
         return self.pool.check_integrity(
             [*self.prefills.referenced_blocks, *self.decodes.referenced_blocks]
         )
+
+    @property
+    def _free_places(self) -> int:
+        """Choices that new prompts may bring into the batch."""
+        return self.decodes.free_places - self.prefills.num_to_adopt
 
     def _adopt(
         self,

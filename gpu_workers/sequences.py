@@ -14,7 +14,7 @@ class PrefillJob:
 
     command: Prefill
     block_size: int
-    keep: bool = False
+    keep: bool = False  # whether this instance goes on to decode it
     blocks: tuple[int, ...] = ()
     num_computed: int = 0
     started_s: float = 0.0
@@ -32,12 +32,16 @@ class PrefillJob:
     @property
     def num_blocks(self) -> int:
         """Blocks to reserve: with those of the other choices where they will decode here."""
-        num_choices = len(self.command.choices) if self.keep else 1
-        return fork_blocks(self.num_tokens, num_choices, self.block_size)
+        return fork_blocks(self.num_tokens, self.num_places, self.block_size)
+
+    @property
+    def num_places(self) -> int:
+        """Places in the batch: one for each choice where they will decode here."""
+        return len(self.command.choices) if self.keep else 1
 
     @property
     def as_waiting(self) -> WaitingPrompt:
-        return WaitingPrompt(num_tokens=self.remaining, num_blocks=self.num_blocks)
+        return WaitingPrompt(self.remaining, self.num_blocks, self.num_places)
 
 
 @dataclass
@@ -106,7 +110,7 @@ class Fork:
 
 
 def fork_tables(blocks: Sequence[int], num_tokens: int, num_choices: int, block_size: int) -> Fork:
-    """Deal out the blocks that `fork_blocks` counted; `shared` need a reference per extra choice."""
+    """Deal out what `fork_blocks` counted; `shared` blocks need a reference per extra choice."""
     num_full, has_partial = divmod(num_tokens, block_size)
     full = list(blocks[:num_full])
     if not has_partial:

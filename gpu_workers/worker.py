@@ -14,7 +14,7 @@ import time
 import torch
 
 from gpu_workers import lifeline
-from gpu_workers.batching import PrefillLimits
+from gpu_workers.batching import BatchLimits
 from gpu_workers.cpu_exchange import CpuExchange
 from gpu_workers.engine import EngineSpec, build_executor, pool_layout
 from gpu_workers.errors import ModelError
@@ -106,7 +106,7 @@ class Worker:
             config.mixed,
             num_blocks=exchange.layout.num_blocks,
             block_size=exchange.layout.block_size,
-            limits=PrefillLimits(max_tokens=config.prefill_tokens, max_prompts=config.max_batch),
+            limits=BatchLimits(config.prefill_tokens, config.max_batch),
         )
 
         def map_peer(peer: PeerUp) -> None:

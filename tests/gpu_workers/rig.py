@@ -1,6 +1,6 @@
 """One instance without processes: the real scheduler, a scripted engine, steps taken by hand."""
 
-from gpu_workers.batching import PrefillLimits
+from gpu_workers.batching import BatchLimits
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
 from ipc.messages import (
@@ -44,7 +44,7 @@ class Rig:
             MixedPolicy(chunk_tokens),
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
-            limits=PrefillLimits(max_tokens=max_tokens, max_prompts=max_batch),
+            limits=BatchLimits(prefill_tokens=max_tokens, max_batch=max_batch),
         )
         self.now_s = 0.0
 

@@ -4,14 +4,11 @@ import pytest
 
 from gpu_workers.batching import (
     DecodeAdmission,
-    PrefillLimits,
     WaitingPrompt,
     fork_blocks,
     pack_prefill,
     prefill_chunk,
 )
-
-LIMITS = PrefillLimits(max_tokens=512, max_prompts=8)
 
 
 def waiting(*num_tokens: int) -> list[WaitingPrompt]:
@@ -34,7 +31,14 @@ def waiting(*num_tokens: int) -> list[WaitingPrompt]:
 def test_short_prompts_are_packed_up_to_l_m(
     queue: tuple[int, ...], free_blocks: int, count: int
 ) -> None:
-    assert pack_prefill(waiting(*queue), limits=LIMITS, free_blocks=free_blocks) == count
+    packed = pack_prefill(waiting(*queue), max_tokens=512, free_blocks=free_blocks, free_places=8)
+    assert packed == count
+
+
+@pytest.mark.parametrize(("free_places", "count"), [(-240, 0), (0, 0), (2, 0), (3, 1), (7, 2)])
+def test_a_prompt_takes_a_place_for_each_of_its_choices(free_places: int, count: int) -> None:
+    queue = [WaitingPrompt(num_tokens=1, num_blocks=1, num_places=3)] * 5
+    assert pack_prefill(queue, max_tokens=512, free_blocks=100, free_places=free_places) == count
 
 
 def test_newcomers_leave_one_block_to_each_that_runs() -> None:

@@ -277,6 +277,19 @@ class TestMixed:
         ]
         assert len(beside) == 6  # 40 tokens in chunks of 7
 
+    @pytest.mark.parametrize("chunk_tokens", [None, 8])
+    def test_choices_of_new_prompts_never_pass_the_batchs_limit(
+        self, chunk_tokens: int | None
+    ) -> None:
+        rig = Rig(Role.MIXED, max_batch=4, chunk_tokens=chunk_tokens)
+        for request_id in range(1, 7):
+            rig.tell(prefill(request_id, 3, num_choices=3))
+        most = 0
+        while rig.step():
+            most = max(most, rig.scheduler.decodes.num_running)
+        assert most == 3
+        assert len(prefilled(rig.take_events())) == 6
+
     def test_a_prompt_aborted_between_its_chunks_is_gone(self) -> None:
         rig = Rig(Role.MIXED, chunk_tokens=8)
         rig.tell(prefill(1, 40))
