@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, get_args
 
 from daemon import console, journal, models, serve
-from daemon.config import read_config
+from daemon.config import DaemonConfig, LogLevel, read_config
 from daemon.errors import ExitError
 from ipc.messages import LoadFormat
 from ipc.vocabulary import DType
@@ -69,46 +69,55 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse with sysexits' code for wrong usage, which a service manager need not try again."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n")
+
+
 def _serve_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="distserve serve",
         description="Run the daemon of one node. Every option may also stand in a TOML file, "
         "with underscores for dashes; a flag wins over the file.",
         epilog="example: distserve serve --model models/smollm2 --prefill 1 --decode 1 --port 8000",
     )
+    parser.add_argument("--config", help="TOML file with any of the options below", metavar="FILE")
+    defaults = DaemonConfig()
 
     def option(name: str, text: str, **how: Any) -> None:
-        parser.add_argument(f"--{name}", default=None, help=text, **how)
+        default = getattr(defaults, name.replace("-", "_"))
+        told = "" if default is None else f" (default {default})"
+        parser.add_argument(f"--{name}", help=text + told, **how)
 
-    option("config", "TOML file with any of the options below", metavar="FILE")
-    option("model", "local Hugging Face directory (default models/smollm2)", metavar="DIR")
+    option("model", "local Hugging Face directory", metavar="DIR")
     option("served-model-name", "the model's id in the API (default: the directory's name)")
-    option("host", "address to listen on (default 127.0.0.1)")
-    option("port", "port to listen on (default 8000)", type=int)
-    option("prefill", "instances that only prefill (default 1)", type=int, metavar="N")
-    option("decode", "instances that only decode (default 1)", type=int, metavar="N")
-    option("mixed", "instances that do both (default 0)", type=int, metavar="N")
+    option("host", "address to listen on")
+    option("port", "port to listen on", type=int)
+    option("prefill", "instances that only prefill", type=int, metavar="N")
+    option("decode", "instances that only decode", type=int, metavar="N")
+    option("mixed", "instances that do both", type=int, metavar="N")
     option("chunk-tokens", "mixed instances: token budget of a step, prompts in chunks; "
            "without it, waiting prompts run whole and first", type=int, metavar="N")  # fmt: skip
-    option("dtype", "weights, activations and KV cache (default bfloat16)",
-           choices=[d.value for d in DType])  # fmt: skip
-    option("load-format", "dummy: random weights, for benchmarks (default safetensors)",
-           choices=[f.value for f in LoadFormat])  # fmt: skip
+    option("dtype", "weights, activations and KV cache", choices=list(DType))
+    option("load-format", "dummy: random weights, for benchmarks", choices=list(LoadFormat))
     option("max-context-tokens", "longest prompt + output (default: the model's own)", type=int)
-    option("kv-cache-gib", "KV pool of each worker in GiB (default 1.0)", type=float)
+    option("kv-cache-gib", "KV pool of each worker in GiB", type=float)
     option("prefill-kv-cache-gib", "the same, for prefill instances alone", type=float)
     option("decode-kv-cache-gib", "the same, for decode instances alone", type=float)
-    option("block-size", "tokens in a KV block (default 32)", type=int)
-    option("prefill-tokens", "L_m: prompts are packed up to this many tokens (default 512; "
-           "`distserve profile` measures it)", type=int)  # fmt: skip
-    option("max-batch", "choices that decode together at most (default 256)", type=int)
-    option("max-queued", "requests that may wait before 429 is answered (default 1024)", type=int)
+    option("block-size", "tokens in a KV block", type=int)
+    option("prefill-tokens", "L_m: prompts are packed up to this many tokens; "
+           "`distserve profile` measures it", type=int)  # fmt: skip
+    option("max-batch", "choices that decode together at most", type=int)
+    option("max-queued", "requests that may wait before 429 is answered", type=int)
     option("threads-per-worker", "compute threads (default: an equal share of the cores)", type=int)
-    option("drain-s", "seconds that running requests get at the end (default 30)", type=float)
-    option("start-timeout-s", "seconds a worker may take to be ready (default 600)", type=float)
+    option("drain-s", "seconds that running requests get at the end", type=float)
+    option("start-timeout-s", "seconds a worker may take to be ready", type=float)
     option("run-dir", "where the sockets live (default: $RUNTIME_DIRECTORY, "
            "$XDG_RUNTIME_DIR/distserved or /tmp/distserved-UID)", metavar="DIR")  # fmt: skip
-    option("log-level", "debug, info, warning or error (default info)")
+    option("log-level", "the least that is logged", choices=get_args(LogLevel))
     return parser
 
 

@@ -4,14 +4,14 @@ A flag wins over the file, the file over the default. Unknown keys are errors, a
 carries the path to its field.
 """
 
-import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from daemon.errors import ConfigError
+from daemon.tokenizer_files import read_json
 from ipc.messages import LoadFormat, MixedPolicy
 from ipc.vocabulary import DType, InstanceSpec, Parallelism, Placement, Role, Segment
 
@@ -19,8 +19,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Gibibytes = Annotated[float, msgspec.Meta(gt=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
-DEFAULT_CONTEXT_TOKENS = 2048
 LOCAL_NODE = "local"
 
 
@@ -42,14 +42,14 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     decode_kv_cache_gib: Gibibytes | None = None
     block_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 32
     prefill_tokens: Positive = 512
-    max_batch: Annotated[int, msgspec.Meta(ge=16)] = 256
+    max_batch: Annotated[int, msgspec.Meta(ge=16)] = 256  # a request may have 16 choices
     chunk_tokens: Positive | None = None
     max_queued: Positive = 1024
     threads_per_worker: Positive | None = None
     drain_s: Seconds = 30.0
     start_timeout_s: Seconds = 600.0
     run_dir: str | None = None
-    log_level: str = "info"
+    log_level: LogLevel = "info"
 
     @property
     def model_dir(self) -> Path:
@@ -101,23 +101,19 @@ def model_context(config: DaemonConfig) -> int:
         ConfigError: the directory is not a model, or the configured length passes the model's.
     """
     config_file = config.model_dir / "config.json"
-    try:
-        model = json.loads(config_file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not config_file.exists():
         raise ConfigError(
             f"{config.model}: no config.json there; a model is a local Hugging Face directory "
             "(`distserve models fetch smollm2` makes one)"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{config_file}: {error}") from error
-    limit = model.get("max_position_embeddings") if isinstance(model, dict) else None
-    if limit is None:
-        return config.max_context_tokens or DEFAULT_CONTEXT_TOKENS
+        )
+    limit = read_json(config_file).get("max_position_embeddings")
+    if not isinstance(limit, int):
+        raise ConfigError(f"{config_file} gives no max_position_embeddings")
     if config.max_context_tokens is not None and config.max_context_tokens > limit:
         raise ConfigError(
             f"max_context_tokens is {config.max_context_tokens}, the model was made for {limit}"
         )
-    return config.max_context_tokens or int(limit)
+    return config.max_context_tokens or limit
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -133,5 +129,3 @@ def _check(config: DaemonConfig) -> None:
         raise ConfigError("nobody prefills: set prefill or mixed to 1 or more")
     if not any(role.decodes for role in roles):
         raise ConfigError("nobody decodes: set decode or mixed to 1 or more")
-    if config.log_level not in ("debug", "info", "warning", "error"):
-        raise ConfigError(f"log_level is {config.log_level!r}: debug, info, warning or error")
