@@ -1,10 +1,10 @@
-"""Linear layers on CPU in bf16: one packed copy of a weight, read by two kernels.
+"""Linear layers on CPU in bf16 by the compiled kernels, and by oneDNN where that has more to use.
 
-Decode is bound by reading every weight once, so its few rows go through the compiled kernel, which
-streams panels at the speed of memory. Prompts go through oneDNN, which knows the matrix unit of the
-CPU. oneDNN's packed layout for these CPUs is the very one that the compiled kernel reads, which is
-found out by comparing bytes, once for each shape; where it is another, or oneDNN has no fast bf16,
-the compiled kernel serves all sizes from a copy of its own.
+Decode is bound by reading every weight once, and the compiled kernel streams packed panels at the
+speed of memory. It comes near the peak of AVX512-BF16 for prompts as well; but a CPU with a matrix
+unit (AMX), or several threads, multiply many rows faster through oneDNN. There one packed copy
+serves both: oneDNN's layout for bf16 is the very one that our kernel reads, which is found out by
+comparing bytes, once for each shape. Where it is another, the compiled kernel serves all sizes.
 """
 
 import ctypes
@@ -19,8 +19,7 @@ from gpu_workers.native_calls import Calls, LinearArguments, Outputs
 
 COLUMNS = 64  # of a panel, as in kernels.c
 FINITE_BF16 = 0x7F80  # as bits, all below are finite
-MAX_NATIVE_ROWS = 48  # with more rows oneDNN's blocking pays
-MAX_NATIVE_ROWS_AMX = 8  # the matrix unit multiplies 16 rows in the time of one
+MAX_ROWS_BESIDE_AMX = 8  # more are not bound by memory, and the matrix unit takes 16 at once
 
 
 class PanelLinear:
@@ -54,7 +53,7 @@ class PanelLinear:
             relu=self._relu,
         )
         self._self = ctypes.addressof(self._arguments)
-        self._max_rows = 0 if self._packed is None else max_native_rows()
+        self._max_rows = 0 if torch.get_num_threads() > 1 else MAX_ROWS_BESIDE_AMX
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = len(x)
@@ -73,11 +72,9 @@ class PanelLinear:
         return y
 
 
-def max_native_rows() -> int:
-    """Up to how many rows the compiled kernel is the faster one."""
-    if torch.get_num_threads() > 1:
-        return 0  # it has one thread, oneDNN has as many as it is given
-    return MAX_NATIVE_ROWS_AMX if torch.cpu._is_amx_tile_supported() else MAX_NATIVE_ROWS
+def onednn_is_faster() -> bool:
+    """Whether oneDNN multiplies many rows faster than our kernel by one thread's vectors."""
+    return bool(torch.cpu._is_amx_tile_supported()) or torch.get_num_threads() > 1
 
 
 def pack_panels(calls: Calls, weight: torch.Tensor) -> torch.Tensor:
@@ -89,14 +86,16 @@ def pack_panels(calls: Calls, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _shared_pack(calls: Calls, weight: torch.Tensor) -> torch.Tensor | None:
-    """oneDNN's opaque packed tensor, if it is fast here and both kernels can read it."""
-    if not (_has_fast_packs(weight.dtype) and _packs_panels(calls, *weight.shape)):
+    """oneDNN's opaque packed tensor, if it has its uses here and both kernels can read it."""
+    if not (
+        onednn_is_faster() and _has_packs(weight.dtype) and _packs_panels(calls, *weight.shape)
+    ):
         return None
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, BATCH_HINT)
     return packed
 
 
-def _has_fast_packs(dtype: torch.dtype) -> bool:
+def _has_packs(dtype: torch.dtype) -> bool:
     operators = torch.ops.mkldnn
     return (
         can_pack(dtype)

@@ -251,31 +251,33 @@ INLINE vf dot(vf sum, vu a, vu b, int type) {
 #endif
 }
 
-/* Both sides of a product: rows of units, and a panel. Strides count units. */
+/* Both sides of a product: rows of units, and a panel. Strides count units. `ahead`, or NULL, is as
+ * much memory as the panel takes and will be wanted next: it is prefetched meanwhile. */
 typedef struct {
     const uint32_t *rows;
     int64_t row_stride;
     const uint32_t *panel;
     int64_t panel_stride;
     int64_t units;
+    const uint32_t *ahead;
 } Product;
 
 /* c = rows x panel, or c += ... with `add`: `rows` x `vectors` vectors of columns, both constant.
- * `ahead` units of the panel are asked for in advance, for panels that come from memory. */
-INLINE void tile(const Product *product, float *c, int64_t c_stride, int add, int64_t ahead,
+ * `num_ahead` cache lines are asked for in each unit. */
+INLINE void tile(const Product *product, float *c, int64_t c_stride, int add, int num_ahead,
                  int rows, int vectors, int type) {
     vf sums[TILE_ROWS][VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vectors; v++)
             sums[r][v] = add ? load_f32(c + r * c_stride + v * LANES) : (vf){0};
     const uint32_t *a = product->rows, *b = product->panel;
+    const uint32_t *ahead = product->ahead;
     const int64_t row_stride = product->row_stride;
     for (int64_t u = 0; u < product->units; u++, a++, b += product->panel_stride) {
+        for (int line = 0; line < num_ahead; line++, ahead += 16)
+            __builtin_prefetch(ahead, 0, 2);
         vu columns[VECTORS];
-        UNROLL for (int v = 0; v < vectors; v++) {
-            memcpy(&columns[v], b + v * LANES, sizeof(vu));
-            if (ahead) __builtin_prefetch(b + ahead + v * LANES);
-        }
+        UNROLL for (int v = 0; v < vectors; v++) memcpy(&columns[v], b + v * LANES, sizeof(vu));
         UNROLL for (int r = 0; r < rows; r++) {
             vu unit = a[r * row_stride] - (vu){0};
             UNROLL for (int v = 0; v < vectors; v++)
@@ -287,51 +289,60 @@ INLINE void tile(const Product *product, float *c, int64_t c_stride, int add, in
             store_f32(c + r * c_stride + v * LANES, sums[r][v]);
 }
 
-INLINE void tile_of(const Product *product, float *c, int64_t c_stride, int add, int64_t ahead,
+INLINE void tile_of(const Product *product, float *c, int64_t c_stride, int add, int num_ahead,
                     int64_t rows, int vectors, int type) {
     switch (rows) {
-    case 1: tile(product, c, c_stride, add, ahead, 1, vectors, type); break;
-    case 2: tile(product, c, c_stride, add, ahead, 2, vectors, type); break;
-    case 3: tile(product, c, c_stride, add, ahead, 3, vectors, type); break;
-    case 4: tile(product, c, c_stride, add, ahead, 4, vectors, type); break;
-    case 5: tile(product, c, c_stride, add, ahead, 5, vectors, type); break;
-    default: tile(product, c, c_stride, add, ahead, 6, vectors, type); break;
+    case 1: tile(product, c, c_stride, add, num_ahead, 1, vectors, type); break;
+    case 2: tile(product, c, c_stride, add, num_ahead, 2, vectors, type); break;
+    case 3: tile(product, c, c_stride, add, num_ahead, 3, vectors, type); break;
+    case 4: tile(product, c, c_stride, add, num_ahead, 4, vectors, type); break;
+    case 5: tile(product, c, c_stride, add, num_ahead, 5, vectors, type); break;
+    default: tile(product, c, c_stride, add, num_ahead, 6, vectors, type); break;
     }
 }
 
 /* The whole product: `rows` x `columns`, a multiple of LANES. Rows are dealt out evenly to tiles,
- * so that 8 rows are 4 + 4 and not 6 + 2: few sums leave the multipliers waiting. */
-INLINE void multiply_as(Product product, float *c, int64_t c_stride, int add, int64_t ahead,
-                        int64_t rows, int64_t columns, int type) {
-    int64_t num_tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    for (int64_t t = 0; t < num_tiles; t++, ahead = 0) {
-        int64_t first = rows * t / num_tiles, count = rows * (t + 1) / num_tiles - first;
+ * so that 8 rows are 4 + 4 and not 6 + 2: few sums leave the multipliers waiting. So is the memory
+ * ahead (4 lines for a unit of COLUMNS), lest one tile waits for it and the others compute. */
+INLINE void multiply_as(Product product, float *c, int64_t c_stride, int add, int64_t rows,
+                        int64_t columns, int type) {
+    const int64_t wide = VECTORS * LANES;
+    const int64_t num_tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    const int64_t num_parts = num_tiles * (columns / wide);
+    int64_t to_ask = product.ahead ? 4 * product.units : 0;
+    int num_ahead = num_parts < 4 ? 2 : 1;
+    for (int64_t t = 0; t < num_tiles; t++) {
+        const int64_t first = rows * t / num_tiles, count = rows * (t + 1) / num_tiles - first;
         Product part = product;
         part.rows += first * product.row_stride;
         float *to = c + first * c_stride;
-        int64_t done = 0, wide = VECTORS * LANES;
-        for (; done + wide <= columns; done += wide, part.panel += wide)
-            tile_of(&part, to + done, c_stride, add, ahead, count, VECTORS, type);
+        int64_t done = 0;
+        for (; done + wide <= columns; done += wide, part.panel += wide) {
+            if (to_ask <= 0) num_ahead = 0;
+            tile_of(&part, to + done, c_stride, add, num_ahead, count, VECTORS, type);
+            part.ahead += num_ahead * 16 * product.units, to_ask -= num_ahead * product.units;
+        }
         for (; done < columns; done += LANES, part.panel += LANES)
-            tile_of(&part, to + done, c_stride, add, ahead, count, 1, type);
+            tile_of(&part, to + done, c_stride, add, 0, count, 1, type);
+        product.ahead = part.ahead;
     }
 }
 
 /* Compiled once for each type, as all the micro-kernels are in here. */
-OUTLINE void multiply_bf16(Product product, float *c, int64_t c_stride, int add, int64_t ahead,
+OUTLINE void multiply_bf16(const Product *product, float *c, int64_t c_stride, int add,
+                           int64_t rows, int64_t columns) {
+    multiply_as(*product, c, c_stride, add, rows, columns, BF16);
+}
+
+OUTLINE void multiply_f32(const Product *product, float *c, int64_t c_stride, int add,
                           int64_t rows, int64_t columns) {
-    multiply_as(product, c, c_stride, add, ahead, rows, columns, BF16);
+    multiply_as(*product, c, c_stride, add, rows, columns, F32);
 }
 
-OUTLINE void multiply_f32(Product product, float *c, int64_t c_stride, int add, int64_t ahead,
-                         int64_t rows, int64_t columns) {
-    multiply_as(product, c, c_stride, add, ahead, rows, columns, F32);
-}
-
-INLINE void multiply(Product product, float *c, int64_t c_stride, int add, int64_t ahead,
-                     int64_t rows, int64_t columns, int type) {
-    if (type == F32) multiply_f32(product, c, c_stride, add, ahead, rows, columns);
-    else multiply_bf16(product, c, c_stride, add, ahead, rows, columns);
+INLINE void multiply(const Product *product, float *c, int64_t c_stride, int add, int64_t rows,
+                     int64_t columns, int type) {
+    if (type == F32) multiply_f32(product, c, c_stride, add, rows, columns);
+    else multiply_bf16(product, c, c_stride, add, rows, columns);
 }
 
 /* ---- linear layers -------------------------------------------------------------------------- */
@@ -370,16 +381,20 @@ INLINE void write_outputs(const Linear *w, const float *sums, void *y, int64_t r
 
 /* y = x W^T + bias, or relu of it: x (rows, 2 * units) and y (rows, outputs) in bf16. */
 void linear(const Linear *w, const uint32_t *x, void *y, int64_t rows) {
-    enum { AHEAD = 32 * COLUMNS }; /* 8 KiB: a memory access at the core's full read speed */
-    float sums[BLOCK_ROWS * COLUMNS];
+    /* One tile's rows leave nothing to overlap: it waits for memory, and the CPU's own stream
+     * prefetcher is best left alone. With more, the next panel comes while this one is used. */
+    const int is_long = rows > TILE_ROWS;
     const uint32_t *panel = w->panels;
+    float sums[BLOCK_ROWS * COLUMNS];
     for (int64_t column = 0; column < w->outputs; column += COLUMNS, panel += w->units * COLUMNS)
         for (int64_t row = 0; row < rows; row += BLOCK_ROWS) {
             const int64_t count = min64(rows - row, BLOCK_ROWS);
             for (int64_t u = 0; u < w->units; u += BLOCK_UNITS) {
-                Product product = {x + row * w->units + u, w->units, panel + u * COLUMNS, COLUMNS,
-                                   min64(w->units - u, BLOCK_UNITS)};
-                multiply(product, sums, COLUMNS, u > 0, row ? 0 : AHEAD, count, COLUMNS, BF16);
+                const uint32_t *part = panel + u * COLUMNS;
+                const Product product = {x + row * w->units + u, w->units, part, COLUMNS,
+                                         min64(w->units - u, BLOCK_UNITS),
+                                         is_long && !row ? part + w->units * COLUMNS : NULL};
+                multiply(&product, sums, COLUMNS, u > 0, count, COLUMNS, BF16);
             }
             write_outputs(w, sums, at(y, row * w->outputs, BF16), count, column);
         }
@@ -577,9 +592,9 @@ INLINE void pack_tile(const Tokens *tokens, Ahead *ahead, uint32_t *panel, int64
     uint32_t *values = panel + units * COLUMNS;
     const int rows = type == BF16 ? 2 : 1;
     for (int first = 0; first < COLUMNS; first += LANES) {
-        ask(ahead, 4, row_bytes);
+        ask(ahead, 6, row_bytes);
         pack_keys(tokens->keys + first, panel + first, units);
-        ask(ahead, 4, row_bytes);
+        ask(ahead, 6, row_bytes);
         for (int i = first; i < first + LANES; i += rows)
             pack_values(tokens->values + i, values + i / rows * dim, dim, type);
     }
@@ -622,16 +637,16 @@ INLINE void soften(Queries *q, int64_t row, int64_t visible, float scale, int64_
 INLINE void attend(Queries *q, const Step *s, const uint32_t *panel, int64_t first, int64_t rows,
                    int64_t position, int64_t group, Ahead *ahead, int type) {
     const int64_t dim = s->head_dim, units = units_of(dim, type), depth = units_of(COLUMNS, type);
-    Product scores = {q->rows, units, panel, COLUMNS, units};
-    multiply(scores, q->scores, COLUMNS, 0, 0, rows, COLUMNS, type);
+    const Product scores = {q->rows, units, panel, COLUMNS, units, NULL};
+    multiply(&scores, q->scores, COLUMNS, 0, rows, COLUMNS, type);
     for (int64_t row = 0; row < rows; row++) {
         const int64_t visible = position + row / group + 1 - first;
-        ask(ahead, 8, 4 * units);
+        ask(ahead, 4, 4 * units);
         soften(q, row, visible, s->scale, dim, type);
     }
     ask(ahead, COLUMNS, 4 * units);
-    Product values = {q->weights, depth, panel + units * COLUMNS, dim, depth};
-    multiply(values, q->sums, dim, 1, 0, rows, dim, type);
+    const Product values = {q->weights, depth, panel + units * COLUMNS, dim, depth, NULL};
+    multiply(&values, q->sums, dim, 1, rows, dim, type);
 }
 
 /* Copy `count` queries' heads of one group out of qkv as rows, and forget what was summed. */
