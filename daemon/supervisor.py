@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from daemon.config import DaemonConfig
 from daemon.controller import Controller
@@ -64,6 +64,7 @@ class Supervisor:
         *,
         max_context_tokens: int,
         num_token_ids: int,
+        start_worker: Callable[[WorkerConfig], Awaitable[WorkerProcess]] = WorkerProcess.start,
     ) -> None:
         self._config = config
         self._link = link
@@ -71,6 +72,7 @@ class Supervisor:
         self._metrics = metrics
         self._max_context = max_context_tokens
         self._num_token_ids = num_token_ids
+        self._start_worker = start_worker
         self._stopping = asyncio.Event()
         self.wards = {spec.name: Ward(spec) for spec in config.placement.instances}
         self.on_change: Callable[[], None] = lambda: None
@@ -126,6 +128,8 @@ class Supervisor:
         life = ward.life = Incarnation(ward.spec, secrets.randbits(63), self._link)
         try:
             await self._spawn(life)
+            if self._stopping.is_set():  # `stop` could not tell processes that were not there yet
+                life.doom("the daemon stops")
             reason = await self._until_over(ward, life)
         finally:
             await life.bury()
@@ -179,7 +183,7 @@ class Supervisor:
                 name = WorkerName(life.spec.name, stage, tp_rank)
                 self._link.open_epoch(name, life.epoch)
                 config = self._worker_config(life, name, device)
-                life.join(name, await WorkerProcess.start(config))
+                life.join(name, await self._start_worker(config))
                 logger.info("%s started, process %d", name, life.workers[name].pid)
 
     def _worker_config(self, life: Incarnation, name: WorkerName, device: int) -> WorkerConfig:

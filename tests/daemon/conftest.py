@@ -1,0 +1,29 @@
+"""A stage on which workers are played."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq.asyncio
+
+from daemon.text import Tokenizer
+from ipc.sockets import DaemonSocket
+from tests.daemon.small_tokenizers import byte_level_json
+from tests.daemon.stage import MakeStage, Stage
+
+
+@pytest.fixture
+def make_stage(tmp_path: Path) -> Iterator[MakeStage]:
+    (tmp_path / "tokenizer.json").write_text(byte_level_json())
+    (tmp_path / "config.json").write_text("{}")
+    context = zmq.asyncio.Context()
+    links = []
+
+    async def make() -> Stage:
+        links.append(DaemonSocket(context, f"ipc://{tmp_path}/link"))
+        return Stage(links[-1], Tokenizer.from_directory(tmp_path))
+
+    yield make
+    for link in links:
+        link.close()
+    context.term()

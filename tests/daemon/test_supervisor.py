@@ -1,0 +1,71 @@
+"""Lives of instances: ready, dead, started again, given up."""
+
+import asyncio
+
+import pytest
+
+from daemon.errors import ConfigError, StartFailed
+from ipc.messages import Broken, Hello
+from tests.daemon.stage import MakeStage
+
+
+async def test_a_death_is_announced_and_the_instance_starts_again_as_a_new_epoch(
+    make_stage: MakeStage,
+) -> None:
+    stage = await make_stage()
+    keeping = stage.keep()
+    first = await stage.ready()
+    first.end("exit code 1")
+    second = await stage.ready()
+    assert second.config.epoch != first.config.epoch
+    assert (stage.ward.restarts, stage.ward.last_exit) == (1, "exit code 1")
+    instance = stage.controller.instances.get("mixed-0")
+    assert instance is not None
+    assert instance.epoch == second.config.epoch
+    second.kill()
+    await stage.supervisor.stop()
+    await keeping
+
+
+async def test_what_an_earlier_epoch_still_says_is_not_heard(make_stage: MakeStage) -> None:
+    stage = await make_stage()
+    keeping = stage.keep()
+    first = await stage.ready()
+    first.end("exit code 1")
+    second = await stage.started.get()
+    stage.say(first, Broken("too late"))
+    stage.say(second, Hello(second.config.name, second.pid))
+    assert stage.ward.state == "loading"
+    second.kill()
+    await stage.supervisor.stop()
+    await keeping
+
+
+async def test_what_dies_twice_before_it_was_ready_is_given_up(make_stage: MakeStage) -> None:
+    stage = await make_stage()
+    keeping = stage.keep()
+    for _ in range(2):
+        (await stage.started.get()).end("exit code 3")
+    with pytest.raises(StartFailed, match="mixed-0 died twice before it was ready: exit code 3"):
+        await keeping
+
+
+async def test_what_can_never_start_is_not_tried_again(make_stage: MakeStage) -> None:
+    stage = await make_stage()
+    keeping = stage.keep()
+    process = await stage.started.get()
+    stage.say(process, Broken("no such model"))
+    with pytest.raises(ConfigError, match="mixed-0 cannot start: no such model"):
+        await keeping
+    assert process.has_ended
+
+
+async def test_a_stop_while_a_process_is_being_started_ends_it_too(make_stage: MakeStage) -> None:
+    stage = await make_stage()
+    stage.may_start.clear()
+    keeping = stage.keep()
+    await asyncio.sleep(0)  # into the start
+    await stage.supervisor.stop()
+    stage.may_start.set()
+    await asyncio.wait_for(keeping, 5)
+    assert stage.started.get_nowait().has_ended
