@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 
 class NodeState(StrEnum):
-    """Whether the daemon takes requests: only when ready or degraded."""
+    """How the node is: degraded when an instance is down that was up, or is not up yet while
+    others serve. A degraded node takes requests as long as somebody does each phase."""
 
     STARTING = "starting"
     READY = "ready"

@@ -127,7 +127,7 @@ class Controller:
 
     def _check(self, specs: Sequence[GenerationSpec]) -> None:
         if self.is_draining:
-            raise Draining("the service is draining and takes no new requests")
+            raise Draining()
         if not self.instances.can_serve:
             raise NotReady("no prefill and decode instances are ready to serve")
         for spec in specs:

@@ -122,6 +122,9 @@ class Draining(NotReady):
 
     code = "draining"
 
+    def __init__(self, message: str = "the service is draining and takes no new requests") -> None:
+        super().__init__(message)
+
 
 class WorkerFailed(ServeError):
     """The worker that held this request died or refused it."""

@@ -26,7 +26,7 @@ class Instance:
         self.send = send  # to its leader; raises PeerGone
         self.queued: dict[int, int] = {}  # tokens to prefill, by request id
         self.sequences: dict[int, int] = {}  # blocks in decode, by sequence id
-        self.stats: Stats | None = None
+        self.stats = Stats()
 
     @property
     def prefill_load(self) -> PrefillLoad:

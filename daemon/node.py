@@ -9,6 +9,7 @@ from daemon.admin_protocol import BlockCounts, InstanceStatus, NodeState, Status
 from daemon.controller import Controller
 from daemon.errors import Draining, NotReady
 from daemon.supervisor import Supervisor, Ward
+from ipc.messages import Stats
 
 
 class Node:
@@ -22,23 +23,22 @@ class Node:
         self._controller = controller
         self._supervisor = supervisor
         self._started_s = time.monotonic()
-        self._was_ready = False
 
     @property
     def state(self) -> NodeState:
         if self._controller.is_draining:
             return NodeState.DRAINING
-        if not self._controller.instances.can_serve:
-            return NodeState.DEGRADED if self._was_ready else NodeState.STARTING
-        self._was_ready = True
-        all_ready = all(ward.is_ready for ward in self._supervisor.wards.values())
-        return NodeState.READY if all_ready else NodeState.DEGRADED
+        wards = self._supervisor.wards.values()
+        was_whole = all(ward.was_ever_ready for ward in wards)
+        if not was_whole and not self._controller.instances.can_serve:
+            return NodeState.STARTING
+        return NodeState.READY if all(ward.is_ready for ward in wards) else NodeState.DEGRADED
 
     @property
     def refusal(self) -> NotReady | None:
         """Why nothing can be served now; None when it can."""
         if self._controller.is_draining:
-            return Draining("the service is draining and takes no new requests")
+            return Draining()
         if not self._controller.instances.can_serve:
             return NotReady(f"not ready to serve: {self.progress}")
         return None
@@ -77,7 +77,7 @@ class Node:
     def _instance(self, ward: Ward) -> InstanceStatus:
         life = ward.life
         known = self._controller.instances.get(ward.spec.name)
-        stats = known.stats if known else None
+        stats = known.stats if known else Stats()
         return InstanceStatus(
             name=ward.spec.name,
             role=ward.spec.role,
@@ -87,20 +87,18 @@ class Node:
             restarts=ward.restarts,
             last_exit=ward.last_exit,
             queue_tokens=known.prefill_load.queued_tokens if known else 0,
-            running=stats.num_running if stats else 0,
-            waiting=stats.num_waiting if stats else 0,
+            running=stats.num_running,
+            waiting=stats.num_waiting,
             blocks=BlockCounts(
                 total=stats.blocks_total,
                 free=stats.blocks_free,
                 held=stats.blocks_held,
                 in_use=stats.blocks_in_use,
-            )
-            if stats
-            else BlockCounts(),
-            prefill_steps=stats.prefill_steps if stats else 0,
-            decode_steps=stats.decode_steps if stats else 0,
-            prefill_tokens=stats.prefill_tokens if stats else 0,
-            decode_tokens=stats.decode_tokens if stats else 0,
-            pulls=stats.num_pulls if stats else 0,
+            ),
+            prefill_steps=stats.prefill_steps,
+            decode_steps=stats.decode_steps,
+            prefill_tokens=stats.prefill_tokens,
+            decode_tokens=stats.decode_tokens,
+            pulls=stats.num_pulls,
             kernels=life.ready[life.leader].kernels if life and life.is_ready else "",
         )

@@ -131,8 +131,9 @@ class Daemon:
         """Drain, end what is left by an error, and let everything go."""
         config = self._config
         stop.clear()
-        logger.info("stopping: %d requests may take %.0f s", *self._under_way())
-        self._notifier.stopping(f"draining {self._controller.num_open} requests")
+        num_open = self._controller.num_open
+        logger.info("stopping: %d requests may take %.0f s", num_open, config.drain_s)
+        self._notifier.stopping(f"draining {num_open} requests")
         self._notifier.extend(config.drain_s + 10)
         drain = asyncio.ensure_future(self._node.drain(config.drain_s))
         again = asyncio.ensure_future(stop.wait())
@@ -146,9 +147,6 @@ class Daemon:
         self._server.stop()
         await self._supervisor.stop()
         logger.info("stopped")
-
-    def _under_way(self) -> tuple[int, float]:
-        return self._controller.num_open, self._config.drain_s
 
 
 def load_model(config: DaemonConfig) -> ServedModel:

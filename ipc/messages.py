@@ -247,25 +247,29 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The leader's books: progress, load and blocks. free + held + in use = total, always."""
+    """The leader's books: progress, load and blocks. free + held + in use = total, always.
 
-    num_steps: int
-    prefill_tokens: int
-    decode_tokens: int
-    prefill_steps: int
-    decode_steps: int
-    num_pulls: int
-    pulled_bytes: int
-    num_preempted: int
-    num_waiting: int
-    num_running: int
-    blocks_total: int
-    blocks_free: int
-    blocks_held: int
-    blocks_in_use: int
-    last_step_s: float
-    control_s: float
-    audit_failures: int
+    Times are seconds: `last_step_s` when the last step was collected (CLOCK_MONOTONIC, 0 before
+    the first), `control_s` all that was spent beside steps.
+    """
+
+    num_steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    prefill_steps: int = 0
+    decode_steps: int = 0
+    num_pulls: int = 0
+    pulled_bytes: int = 0
+    num_preempted: int = 0
+    num_waiting: int = 0
+    num_running: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0
+    blocks_held: int = 0
+    blocks_in_use: int = 0
+    last_step_s: float = 0.0
+    control_s: float = 0.0
+    audit_failures: int = 0
 
 
 Event = Hello | Loading | Broken | Ready | Prefilled | Pulled | Gone | Preempted | Refused | Stats
