@@ -15,13 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import orjson
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import token_path
-from tests.end_to_end.service import serving
+from tests.benchmarks import latency, token_path
+from tests.end_to_end.service import Service, serving
 
 PREFILL_TOKENS = (128, 512, 2048)
 BATCHES = (1, 8, 32)
@@ -33,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=Path("models/smollm2"))
     parser.add_argument("--part", choices=PARTS, help="one part, its figures as JSON")
+    parser.add_argument("--peer", metavar="URL", help="another OpenAI-compatible server, idle")
     parser.add_argument("--no-token-path", action="store_true", help="leave that part out")
     arguments = parser.parse_args()
     if arguments.part:
@@ -44,7 +44,7 @@ def main() -> None:
     console.print(compared(ours, theirs))
     console.print(pulled(part("pull", arguments.model)))
     console.print(f"start to healthy, model on disk: {start_s(arguments.model):.1f} s")
-    console.print(idle(arguments.model))
+    console.print(idle(arguments.model, arguments.peer))
     if not arguments.no_token_path:
         token_path.show([token_path.measure(rate) for rate in token_path.RATES], console)
 
@@ -201,41 +201,29 @@ def start_s(model: Path) -> float:
         return time.monotonic() - started_s
 
 
-def idle(model: Path) -> Table:
-    """Latencies of an idle service over HTTP: TTFT of long prompts, TPOT of 1 and 8 streams."""
+def idle(model: Path, peer: str | None) -> Table:
+    """Latencies of an idle service over HTTP, beside another server's that runs already."""
     table = Table(title="over HTTP, 1 prefill + 1 decode, idle")
-    table.add_column("")
-    table.add_column("ms", justify="right")
+    for column in ("", "ours ms", "peer ms", "ratio")[: 4 if peer else 2]:
+        table.add_column(column, justify="right" if column else "left")
     with serving(model) as service:
-        for tokens in (512, 2000):
-            body = {"prompt": [5] * tokens, "max_tokens": 1}
-            times = [_request_ms(service.url, body) for _ in range(REPEATS)]
-            table.add_row(f"TTFT, {tokens}-token prompt", f"{statistics.median(times):.0f}")
-        for streams in (1, 8):
-            times = [_tpot_ms(service.url, streams) for _ in range(REPEATS)]
-            table.add_row(f"TPOT, {streams} short stream(s)", f"{statistics.median(times):.1f}")
-        before = service.counts()["decode-0"]
-        _tpot_ms(service.url, 32)
-        after = service.counts()["decode-0"]
-        steps, control_s = (after[c] - before[c] for c in ("num_steps", "control_s"))
-        table.add_row("leader's own cost per step, batch 32", f"{1000 * control_s / steps:.2f}")
+        ours = latency.measure(service.url)
+        control_ms = _control_ms(service)
+    theirs = latency.measure(peer).named if peer else {}
+    for name, ms in ours.named.items():
+        beside = (f"{theirs[name]:.1f}", f"{ms / theirs[name]:.2f}") if peer else ()
+        table.add_row(name, f"{ms:.1f}", *beside)
+    table.add_row("the leader's own cost per step, batch 32", f"{control_ms:.2f}")
     return table
 
 
-def _tpot_ms(url: str, streams: int) -> float:
-    """(last token - first token) / (tokens - 1) of short prompts that decode together."""
-    prompts = [[5 + i] * 32 for i in range(streams)]
-    body = {"prompt": prompts, "max_tokens": 64, "ignore_eos": True, "return_timing": True}
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()
-    timing = answer["timing"]
-    stages = timing if isinstance(timing, list) else [timing]
-    return 1000 * statistics.median(s["decode_s"] / 63 for s in stages)
-
-
-def _request_ms(url: str, body: dict[str, Any]) -> float:
-    started_s = time.perf_counter()
-    httpx.post(f"{url}/v1/completions", json=body, timeout=120).raise_for_status()
-    return 1000 * (time.perf_counter() - started_s)
+def _control_ms(service: Service) -> float:
+    """What the decode leader spends on plans, books and messages, per step."""
+    before = service.counts()["decode-0"]
+    latency.tpot_ms(service.url, "smollm2", 32)
+    after = service.counts()["decode-0"]
+    steps, control_s = (after[count] - before[count] for count in ("num_steps", "control_s"))
+    return 1000 * control_s / steps
 
 
 # ---- tables ---------------------------------------------------------------------------------
