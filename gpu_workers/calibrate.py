@@ -1,8 +1,8 @@
 """Measure one worker's step times into a table: `distserve profile`.
 
-The planner fits its latency model to the table, and leaders pack prompts up to the L_m found here.
-Steps are ordinary step plans of random tokens, run by the executor that would serve; every figure
-is the median of repeated steps.
+The L_m found here is what `distserve serve --prefill-tokens` wants; the table is there to fit a
+latency model to. Steps are ordinary step plans of random tokens, run by the executor that would
+serve; every figure is the median of repeated steps.
 
 L_m is the shortest prompt that saturates the device (arXiv 2401.09670, section 3.1): the shortest
 one measured whose prefill throughput, in tokens per second, is at least `SATURATION` of the best
@@ -277,11 +277,11 @@ def _parser() -> argparse.ArgumentParser:
         default=LoadFormat.SAFETENSORS,
         help="dummy: random weights, the same times; default: safetensors",
     )
-    add("--out", type=Path, metavar="FILE", help="write the table as JSON, for `distserve plan`")
+    add("--out", type=Path, metavar="FILE", help="write the table as JSON")
     add("--quick", action="store_true", help="fewer repeats, contexts to 512, batches to 8")
     add("--max-context", type=int, default=4096, help="longest context measured; default: 4096")
     add("--max-batch", type=int, default=32, help="largest decode batch measured; default: 32")
-    add("--block-size", type=int, default=16, help="tokens per KV block; default: 16")
+    add("--block-size", type=int, default=32, help="tokens per KV block; default: 32")
     add("--kv-gib", type=float, default=2.0, help="memory for the KV pool, GiB; default: 2")
     add("--threads", type=int, default=1, help="compute threads, as the worker has; default: 1")
     return parser
