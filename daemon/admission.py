@@ -18,10 +18,6 @@ class Capacity:
     def learn(self, instance: str, layout: RankLayout) -> None:
         self._pools[instance] = layout
 
-    def forget(self, instance: str) -> None:
-        """The instance is gone for good."""
-        self._pools.pop(instance, None)
-
     @property
     def max_tokens(self) -> int:
         """Prompt and output together; a sequence may have to be prefilled again with its output,

@@ -97,19 +97,19 @@ class ConsoleClient:
     def undrain(self) -> None:
         self._ask(Undrain(), _ANSWER_S)
 
-    def _ask(self, command: GetStatus | Drain | Undrain, answer_s: float) -> StatusIs | Done:
+    def _ask(self, command: GetStatus | Drain | Undrain, timeout_s: float) -> StatusIs | Done:
         """Raises Unreachable, or CommandFailed with the daemon's own words."""
         request = Request(ADMIN_VERSION, next(self._call_ids), command)
         if not self._socket.poll(int(_CONNECT_S * 1000), zmq.POLLOUT):
             raise Unreachable("no daemon listens on the admin socket; is it running?")
         self._socket.send(admin_protocol.encode(request))
-        answer = self._answer_to(request.call_id, time.monotonic() + answer_s)
+        answer = self._answer_to(request.call_id, time.monotonic() + timeout_s)
         if isinstance(answer, Failed):
             raise CommandFailed(answer.code, answer.message)
         return answer
 
-    def _answer_to(self, call_id: int, deadline: float) -> admin_protocol.Answer:
-        while self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+    def _answer_to(self, call_id: int, deadline_s: float) -> admin_protocol.Answer:
+        while self._socket.poll(max(0, int((deadline_s - time.monotonic()) * 1000))):
             try:
                 reply = admin_protocol.read_reply(self._socket.recv())
             except BadMessage as error:

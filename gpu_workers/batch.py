@@ -13,6 +13,7 @@ import torch
 
 from gpu_workers.sequence_table import IntArray, Sequence, SequenceTable
 from gpu_workers.step_plan import Row
+from ipc.kv_layout import blocks_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def build_batch(table: SequenceTable, rows: Items[Row]) -> Batch:
     placed = _place(table, rows)
     num_decode = sum(row.num_new == 1 for row in placed)
     computed = np.array([row.computed for row in placed], dtype=np.int64)
-    width = -(-max(row.total for row in placed) // table.block_size)
+    width = blocks_for(max(row.total for row in placed), table.block_size)
     lines = [row.sequence.line for row in placed]
     block_table = table.block_table[lines, :width]
     positions, owners = _positions(placed, computed, num_decode)

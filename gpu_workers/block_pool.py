@@ -77,12 +77,6 @@ class BlockPool:
         while self._retiring and self._retiring[0][0] <= self._num_collected:
             self._free.append(self._retiring.popleft()[1])
 
-    def _retire(self, block_id: int) -> None:
-        if self._num_launched == self._num_collected:
-            self._free.append(block_id)
-        else:
-            self._retiring.append((self._num_launched, block_id))
-
     def hold(self, request_id: int, block_ids: tuple[int, ...]) -> None:
         """Keep a prefilled prompt's blocks for readers, until `end_hold`."""
         assert request_id not in self._held, f"request {request_id} is held already"
@@ -96,9 +90,6 @@ class BlockPool:
             return False
         self.release(block_ids)
         return True
-
-    def is_held(self, request_id: int) -> bool:
-        return request_id in self._held
 
     def check_integrity(self, referenced: Iterable[int]) -> list[str]:
         """Compare the books with the tables of the running sequences: every block they list, as
@@ -123,3 +114,9 @@ class BlockPool:
         if lost:
             faults.append(f"{lost} blocks are neither free nor referenced")
         return faults
+
+    def _retire(self, block_id: int) -> None:
+        if self._num_launched == self._num_collected:
+            self._free.append(block_id)
+        else:
+            self._retiring.append((self._num_launched, block_id))

@@ -46,10 +46,6 @@ class DecodeSide:
         return self._max_batch - self._num_admitted
 
     @property
-    def is_pulling(self) -> bool:
-        return bool(self._pulling)
-
-    @property
     def referenced_blocks(self) -> Iterator[int]:
         for group in self._pulling.values():
             yield from group.blocks
@@ -211,7 +207,6 @@ class DecodeSide:
         num_computed = len(command.prompt) + num_output - 1
         self._running[start.seq_id] = Running(
             seq_id=start.seq_id,
-            request_id=command.request_id,
             choice=start.choice,
             arrival=command.arrival,
             sampling=command.sampling,

@@ -73,7 +73,6 @@ class Running:
     """One choice in decode. Its last token is drawn but not computed yet."""
 
     seq_id: int
-    request_id: int
     choice: int
     arrival: int
     sampling: SamplingParams

@@ -160,7 +160,6 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
     worker: WorkerName
     pid: int
-    protocol: int = PROTOCOL_VERSION
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):

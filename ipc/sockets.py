@@ -20,13 +20,21 @@ from ipc.vocabulary import WorkerName
 # A prompt of 128 k tokens with log probabilities stays below this.
 MAX_MESSAGE_BYTES = 64 << 20
 
-
 Sender = tuple[WorkerName, int]
 """Who speaks: a worker in one of its epochs."""
 
 
 class PeerGone(Exception):
     """The worker's end of the link does not exist (any more)."""
+
+
+class LinkBroken(Exception):
+    """A worker's stream has a gap or is not of our protocol."""
+
+    def __init__(self, sender: Sender, reason: str) -> None:
+        super().__init__(f"{sender[0]}: {reason}")
+        self.sender = sender
+        self.reason = reason
 
 
 def identity(worker: WorkerName, epoch: int) -> bytes:
@@ -101,15 +109,6 @@ class DaemonSocket:
 
     def close(self) -> None:
         self._socket.close()
-
-
-class LinkBroken(Exception):
-    """A worker's stream has a gap or is not of our protocol."""
-
-    def __init__(self, sender: Sender, reason: str) -> None:
-        super().__init__(f"{sender[0]}: {reason}")
-        self.sender = sender
-        self.reason = reason
 
 
 class WorkerSocket:

@@ -132,14 +132,7 @@ class _StatusEndpoints:
         return Response(body, headers={"content-type": content_type})
 
     async def version(self, _: Request) -> Response:
-        return json_response({"version": _version()})
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("distserved")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+        return json_response({"version": importlib.metadata.version("distserved")})
 
 
 def _check_headers(request: Request) -> None:

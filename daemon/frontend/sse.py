@@ -27,7 +27,7 @@ _STREAM_HEADERS: Headers = [
 
 
 class Reply:
-    """The answer to one call. `record` is told what there is to log of it."""
+    """The answer to one call; the request's record is told what there is to log of it."""
 
     def __init__(
         self, call: Call, submitter: Submitter, model: ServedModel, *, stall_s: float
