@@ -153,7 +153,7 @@ INLINE vf exponential(vf x) {
     const float shift = 12582912.0f;
     x = vmax(x, spread(-87.0f));
     vf n = x * 1.44269504f + shift;
-    vi exponent = (vi)n - (vi)spread(shift);
+    vi exponent = (vi)n << 23; /* the integer is in n's lowest bits; the shift's own bits go */
     n -= shift;
     vf f = x - n * 0.693359375f + n * 2.12194440e-4f;
     vf y = f * (1.0f / 720) + 1.0f / 120;
@@ -162,7 +162,7 @@ INLINE vf exponential(vf x) {
     y = y * f + 0.5f;
     y = y * f + 1.0f;
     y = y * f + 1.0f;
-    return (vf)((vi)y + (exponent << 23));
+    return (vf)((vi)y + exponent);
 }
 
 /* ---- element-wise --------------------------------------------------------------------------- */
@@ -474,13 +474,14 @@ void append(const Step *step, int64_t layer, void *qkv) {
  * The panels of a tile: keys [units of head_dim][COLUMNS], then values [units of COLUMNS]
  * [head_dim]; both COLUMNS * units of head_dim long. */
 
-/* Query rows in work: rows [BLOCK_ROWS][head_dim], running maximum and sum, result so far. */
+/* Query rows in work: rows and sums [BLOCK_ROWS][head_dim]; the largest score so far, and the sum
+ * of the weights, lane by lane. */
 typedef struct {
     uint32_t rows[BLOCK_ROWS * MAX_HEAD_DIM];
     float scores[BLOCK_ROWS * COLUMNS];
     uint32_t weights[BLOCK_ROWS * COLUMNS];
     float sums[BLOCK_ROWS * MAX_HEAD_DIM];
-    float most[BLOCK_ROWS], total[BLOCK_ROWS];
+    float most[BLOCK_ROWS], totals[BLOCK_ROWS * LANES];
 } Queries;
 
 /* Where the keys and values of a tile's tokens are. */
@@ -602,34 +603,30 @@ INLINE void pack_tile(const Tokens *tokens, Ahead *ahead, uint32_t *panel, int64
 
 /* Scores of one query row over a tile become weights: in proportion to e^(score - maximum so far);
  * what was summed under a smaller maximum shrinks. `visible` keys of the tile are not ahead of the
- * query. */
+ * query; scale is positive. */
 INLINE void soften(Queries *q, int64_t row, int64_t visible, float scale, int64_t dim, int type) {
-    float *scores = q->scores + row * COLUMNS;
-    char *weights = at(q->weights, row * COLUMNS, type);
     const vf hidden = spread(-__builtin_inff());
+    float *scores = q->scores + row * COLUMNS;
     vf most = hidden, total = {0};
-    for (int i = 0; i < COLUMNS; i += LANES) {
-        vf score = load_f32(scores + i) * scale;
-        if (visible < COLUMNS) score = first_lanes(score, hidden, visible - i);
-        store_f32(scores + i, score);
-        most = vmax(most, score);
-    }
-    float before = q->most[row], now = max_of(most);
-    if (now > before) q->most[row] = now;
-    else now = before;
-    for (int i = 0; i < COLUMNS; i += LANES) {
-        vf weight = exponential(load_f32(scores + i) - now);
-        if (visible < COLUMNS) weight = first_lanes(weight, (vf){0}, visible - i);
+    if (visible < COLUMNS)
+        for (int i = 0; i < COLUMNS; i += LANES)
+            store_f32(scores + i, first_lanes(load_f32(scores + i), hidden, visible - i));
+    UNROLL for (int i = 0; i < COLUMNS; i += LANES) most = vmax(most, load_f32(scores + i));
+    const float before = q->most[row], tile_most = max_of(most) * scale;
+    const float now = tile_most > before ? tile_most : before;
+    UNROLL for (int i = 0; i < COLUMNS; i += LANES) {
+        vf weight = exponential(load_f32(scores + i) * scale - now);
         total += weight;
-        store(at(weights, i, type), weight, LANES, type);
+        store(at(q->weights, row * COLUMNS + i, type), weight, LANES, type);
     }
+    float *sums = q->sums + row * dim, *totals = q->totals + row * LANES;
     if (now > before) {
-        float shrink = exponential(spread(before - now))[0];
-        q->total[row] *= shrink;
-        float *sums = q->sums + row * dim;
+        vf shrink = exponential(spread(before - now));
+        q->most[row] = now;
+        store_f32(totals, load_f32(totals) * shrink);
         for (int64_t d = 0; d < dim; d += LANES) store_f32(sums + d, load_f32(sums + d) * shrink);
     }
-    q->total[row] += sum_of(total);
+    store_f32(totals, load_f32(totals) + total);
 }
 
 /* Let `rows` query rows see one packed tile, whose first key is `first`. Row r stands for the query
@@ -656,8 +653,8 @@ INLINE void begin(Queries *q, const char *qkv, int64_t token_bytes, int64_t coun
     for (int64_t i = 0; i < count; i++)
         memcpy((char *)q->rows + i * bytes, qkv + i * token_bytes, bytes);
     memset(q->sums, 0, count * group * dim * sizeof(float));
-    for (int64_t row = 0; row < count * group; row++)
-        q->most[row] = -__builtin_inff(), q->total[row] = 0;
+    memset(q->totals, 0, count * group * LANES * sizeof(float));
+    for (int64_t row = 0; row < count * group; row++) q->most[row] = -__builtin_inff();
 }
 
 /* Divide by the sum of the weights and write `count` queries' heads to their places. */
@@ -666,7 +663,7 @@ INLINE void finish(const Queries *q, char *out, int64_t token_bytes, int64_t cou
     for (int64_t i = 0; i < count; i++)
         for (int64_t g = 0; g < group; g++) {
             const float *sums = q->sums + (i * group + g) * dim;
-            vf factor = spread(1.0f / q->total[i * group + g]);
+            vf factor = spread(1.0f / sum_of(load_f32(q->totals + (i * group + g) * LANES)));
             for (int64_t d = 0; d < dim; d += LANES)
                 store(at(out + i * token_bytes, g * dim + d, type), load_f32(sums + d) * factor,
                       LANES, type);
