@@ -70,6 +70,11 @@ class Service:
                     found.setdefault(sample.labels["instance"], {})[key] = sample.value
         return found
 
+    @property
+    def is_all_free(self) -> bool:
+        """Whether no instance holds or uses a block."""
+        return all(c["held"] == c["in_use"] == 0 for c in self.counts().values())
+
     def complete(self, prompt: object, **how: object) -> dict[str, object]:
         body = {"prompt": prompt, "temperature": 0, "max_tokens": 16} | how
         response = httpx.post(f"{self.url}/v1/completions", json=body, timeout=120.0)
@@ -88,14 +93,21 @@ class Service:
 
 @contextmanager
 def serving(model: Path, *flags: str) -> Iterator[Service]:
-    """Start a daemon on a free port in a run directory of its own; stop it at the end."""
+    """A service that can serve, on a free port in a run directory of its own, stopped after."""
+    with starting(model, "--port", "0", *flags) as service:
+        service.until_ready()
+        yield service
+
+
+@contextmanager
+def starting(model: Path, *flags: str) -> Iterator[Service]:
+    """The same from its first moment on; the port is the caller's choice."""
     with tempfile.TemporaryDirectory(prefix="ds-") as run_dir:
         command = [sys.executable, "-P", "-m", "daemon", "serve", "--model", str(model)]
-        command += ["--port", "0", "--run-dir", run_dir, *flags]
+        command += ["--run-dir", run_dir, *flags]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=_environment())
         service = Service(process, Path(run_dir))
         try:
-            service.until_ready()
             yield service
         finally:
             service.stop()

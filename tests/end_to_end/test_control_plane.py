@@ -189,8 +189,7 @@ def test_a_prompt_that_cannot_fit_is_refused_with_the_limit(tokenizer: Tokenizer
 
 
 def test_a_full_house_refuses(tokenizer: Tokenizer) -> None:
-    town = Town(tokenizer, DISAGGREGATED)
-    town.controller._max_queued = 3
+    town = Town(tokenizer, DISAGGREGATED, max_queued=3)
     for _ in range(3):
         town.ask(spec([1, 2]))
     with pytest.raises(QueueFull, match="3 requests are waiting"):
@@ -200,9 +199,8 @@ def test_a_full_house_refuses(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_the_five_stages_add_up_to_the_request_s_life(tokenizer: Tokenizer, topology: str) -> None:
-    town = Town(tokenizer, TOPOLOGIES[topology])
     now = iter(range(1000))
-    town.controller._clock = lambda: float(next(now))
+    town = Town(tokenizer, TOPOLOGIES[topology], clock=lambda: float(next(now)))
     client = town.ask(spec([1, 2, 3]))
     town.settle()
     (request,) = client.call.requests

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.end_to_end.service import Service, eventually, serving
+from tests.end_to_end.service import Service, eventually, serving, starting
 
 FLAGS = ("--dtype", "float32", "--kv-cache-gib", "0.02")
 STREAM = {"prompt": "a", "max_tokens": 400, "stream": True, "ignore_eos": True}
@@ -170,13 +171,13 @@ def test_two_hundred_requests_with_random_aborts_leave_everything_as_it_was(
     service.complete("warm up")
     daemon = psutil.Process(service.process.pid)
     processes = [daemon, *daemon.children()]
-    eventually(lambda: all_free(service), 5, "all blocks free")
+    eventually(lambda: service.is_all_free, 5, "all blocks free")
     before = {process.pid: open_files(process) for process in processes}
     sockets = set(os.listdir(service.run_dir))
     segments = shared_memory()
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda i: one_of_many(service, i), range(200)))
-    eventually(lambda: all_free(service), 10, "all blocks free after the aborts")
+    eventually(lambda: service.is_all_free, 10, "all blocks free after the aborts")
     assert {p.pid for p in daemon.children()} == {p.pid for p in processes[1:]}
     eventually(
         lambda: all(open_files(p) <= before[p.pid] for p in processes), 10, "descriptors back"
@@ -210,25 +211,38 @@ def one_of_many(service: Service, i: int) -> None:
             response.read()
 
 
-def all_free(service: Service) -> bool:
-    return all(c["held"] == c["in_use"] == 0 for c in service.counts().values())
-
-
 def test_a_client_that_leaves_frees_both_sides_at_once(tiny_service: Service) -> None:
     service = tiny_service
-    eventually(lambda: all_free(service), 5, "all blocks free")
+    eventually(lambda: service.is_all_free, 5, "all blocks free")
     body = STREAM | {"max_tokens": 450}
     with httpx.stream("POST", f"{service.url}/v1/completions", json=body) as response:
         next(response.iter_lines())
-    eventually(lambda: all_free(service), 1, "blocks free after the client left")
+    eventually(lambda: service.is_all_free, 1, "blocks free after the client left")
     whole = body | {"stream": False, "n": 8}
     with pytest.raises(httpx.ReadTimeout):  # the client gives up waiting
         httpx.post(f"{service.url}/v1/completions", json=whole, timeout=0.3)
-    eventually(lambda: all_free(service), 1, "blocks free after an unstreamed client left")
+    eventually(lambda: service.is_all_free, 1, "blocks free after an unstreamed client left")
 
 
-def test_starting_up_is_said_and_nothing_is_served_before(tiny_llama: Path) -> None:
-    with serving(tiny_llama, *FLAGS) as service:
-        assert httpx.get(f"{service.url}/health").status_code == 200
-        lines = [line for line in service.lines if "is ready after" in line]
-        assert len(lines) == 2
+def test_while_it_starts_it_says_so_and_refuses(tiny_llama: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with starting(tiny_llama, *FLAGS, "--port", str(port)) as service:
+        eventually(lambda: answers(f"{url}/health/live"), 20, "the listener")
+        health = httpx.get(f"{url}/health")
+        refused = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
+        assert not any("is ready after" in line for line in service.lines), "started too fast"
+        assert (health.status_code, refused.status_code) == (503, 503)
+        assert re.search(r"prefill-0 (starting|loading)", health.json()["error"]["message"])
+        assert refused.json()["error"]["code"] == "not_ready"
+        service.until_ready()
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert sum("is ready after" in line for line in service.lines) == 2
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.ConnectError:
+        return False

@@ -4,12 +4,14 @@ or not, through the official client; and the work is really split between the wo
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
 from tests.end_to_end.reference import NUM_OUTPUT, PROMPTS, Reference
 from tests.end_to_end.service import Service, eventually, serving
+from tests.gpu_workers.checkpoints import CHECKPOINTS
 
 TOPOLOGIES = {
     "1P+1D": ("--prefill", "1", "--decode", "1"),
@@ -75,13 +77,27 @@ def test_greedy_tokens_are_those_of_transformers(
         assert list(pool.map(lambda p: greedy_stream(client, p), PROMPTS[:4])) == texts[:4]
 
 
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_each_family_is_served_with_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
+    reference = Reference(CHECKPOINTS[name](tmp_path / name))
+    prompts = [reference.tokenizer.encode(prompt) for prompt in PROMPTS]
+    with serving(reference.directory, "--dtype", "float32", "--kv-cache-gib", "0.05") as running:
+        answer = running.complete(
+            prompts, max_tokens=NUM_OUTPUT, ignore_eos=True, return_token_ids=True
+        )
+    choices: list[dict[str, Any]] = answer["choices"]  # type: ignore[assignment]
+    outputs = [choice["token_ids"] for choice in sorted(choices, key=lambda c: c["index"])]
+    assert {len(output) for output in outputs} == {NUM_OUTPUT}
+    assert reference.shortfalls(prompts, outputs) == [0.0] * len(PROMPTS)
+
+
 def test_the_work_is_split_for_real(service: Service, client: openai.OpenAI) -> None:
     before = service.counts()
     client.completions.create(
         model="smollm2", prompt=list(PROMPTS[:6]), max_tokens=4, temperature=0
     )
     client.completions.create(model="smollm2", prompt=PROMPTS[0], max_tokens=1)
-    eventually(lambda: all_free(service), 5, "all blocks free")
+    eventually(lambda: service.is_all_free, 5, "all blocks free")
     after = service.counts()
 
     def gained(role: str, count: str) -> float:
@@ -98,10 +114,6 @@ def test_the_work_is_split_for_real(service: Service, client: openai.OpenAI) -> 
     if "prefill-1" in after:
         for name in ("prefill-1", "decode-1"):
             assert after[name]["num_steps"] > before[name]["num_steps"]
-
-
-def all_free(service: Service) -> bool:
-    return all(c["held"] == c["in_use"] == 0 for c in service.counts().values())
 
 
 def test_seeded_choices_are_the_same_everywhere_and_differ_among_themselves(

@@ -6,7 +6,9 @@ be tried. Only processes, sockets and arithmetic are left out.
 """
 
 import random
+import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from daemon.admission import Capacity
@@ -91,10 +93,23 @@ class Client:
 class Town:
     """The daemon's controller and its instances."""
 
-    def __init__(self, tokenizer: Tokenizer, roles: dict[str, Role], *, seed: int = 0, **rig: int):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        roles: dict[str, Role],
+        *,
+        seed: int = 0,
+        max_queued: int = 1000,
+        clock: Callable[[], float] = time.monotonic,
+        **rig: int,
+    ) -> None:
         self.random = random.Random(seed)
         self.controller = Controller(
-            tokenizer, Metrics("test"), Capacity(MAX_CONTEXT), max_queued=1000
+            tokenizer,
+            Metrics("test"),
+            Capacity(MAX_CONTEXT),
+            max_queued=max_queued,
+            clock=clock,
         )
         self._roles = roles
         self._rig = rig
