@@ -26,10 +26,10 @@ from daemon.errors import (
 )
 from daemon.frontend.calls import plan_chat, plan_completion
 from daemon.frontend.json_response import error_response, json_response
+from daemon.frontend.reply import Reply
 from daemon.frontend.request_log import RequestLog, RequestRecord
 from daemon.frontend.schema import ChatBody, CompletionBody, read_body
 from daemon.frontend.served_model import ServedModel
-from daemon.frontend.sse import Reply
 from daemon.generation import Submitter
 
 MetricsRender = Callable[[], tuple[str, bytes]]

@@ -10,10 +10,10 @@ import logging
 from starlette.types import Receive, Scope, Send
 
 from daemon.errors import ServeError
+from daemon.frontend.answers import StreamedAnswer, WholeAnswer, error_event
 from daemon.frontend.calls import Call
 from daemon.frontend.client import Client, ClientGone, ClientStalled, Headers
 from daemon.frontend.request_log import RequestRecord
-from daemon.frontend.respond import StreamedAnswer, WholeAnswer, error_event
 from daemon.frontend.served_model import ServedModel
 from daemon.generation import Generation, Submitter
 
