@@ -20,11 +20,10 @@ from daemon.metrics import Metrics
 from daemon.text import Tokenizer
 from ipc import codec
 from ipc.codec import Kind
-from ipc.kv_layout import RankLayout, Span
 from ipc.messages import Command, Event, PeerDown, Tokens
 from ipc.sockets import PeerGone
-from ipc.vocabulary import DType, Role, SamplingParams
-from tests.gpu_workers.rig import BLOCK_SIZE, Rig
+from ipc.vocabulary import Role, SamplingParams
+from tests.gpu_workers.rig import Rig
 from tests.gpu_workers.scripted_engine import scripted_token
 
 MAX_CONTEXT = 64
@@ -101,18 +100,23 @@ class Town:
         seed: int = 0,
         max_queued: int = 1000,
         clock: Callable[[], float] = time.monotonic,
+        max_context: int = MAX_CONTEXT,
+        make_rig: Callable[[Role, str, int], Rig] | None = None,
         **rig: int,
     ) -> None:
+        """`make_rig` gives an instance's rig by role, name and epoch; else it is a scripted one."""
         self.random = random.Random(seed)
         self.controller = Controller(
             tokenizer,
             Metrics("test"),
-            Capacity(MAX_CONTEXT),
+            Capacity(max_context),
             max_queued=max_queued,
             clock=clock,
         )
         self._roles = roles
-        self._rig = rig
+        self._make_rig = make_rig or (
+            lambda role, name, epoch: Rig(role, name=name, epoch=epoch, **rig)
+        )
         self.houses: dict[str, House] = {}
         self.clients: list[Client] = []
         self._epochs = 0
@@ -122,15 +126,14 @@ class Town:
     def build(self, name: str) -> House:
         """Bring an instance up, as the supervisor does: pools introduced, then announced."""
         self._epochs += 1
-        house = House(Rig(self._roles[name], name=name, epoch=self._epochs, **self._rig))
+        role = self._roles[name]
+        house = House(self._make_rig(role, name, self._epochs))
         for other in self.houses.values():
-            other.rig.exchange.known.add((name, self._epochs))
-            house.rig.exchange.known.add((other.rig.name, other.rig.epoch))
+            other.rig.connect(house.rig)
+            house.rig.connect(other.rig)
         self.houses[name] = house
-        num_blocks = house.rig.scheduler.pool.num_blocks
-        layout = RankLayout(Span(0, 1), Span(0, 1), num_blocks, BLOCK_SIZE, 1, DType.FP32)
         self.controller.instance_up(
-            Instance(name, self._epochs, self._roles[name], layout, house.post)
+            Instance(name, self._epochs, role, house.rig.layout, house.post)
         )
         return house
 
@@ -171,10 +174,14 @@ class Town:
                 return
         raise AssertionError("the town never came to rest")
 
+    def close(self) -> None:
+        for house in self.houses.values():
+            house.rig.close()
+
     def check_all_free(self) -> None:
         for house in self.houses.values():
             assert house.rig.is_all_free, f"{house.rig.name} holds blocks"
-            assert house.rig.executor.table == {}, f"{house.rig.name} has sequences"
+            assert house.rig.num_sequences == 0, f"{house.rig.name} has sequences"
         assert self.controller.num_open == 0
         for instance in self.controller.instances:
             assert instance.queued == {}, f"{instance.name} is thought to have a queue"

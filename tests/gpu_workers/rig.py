@@ -1,8 +1,11 @@
 """One instance without processes: the real scheduler, a scripted engine, steps taken by hand."""
 
+from typing import Any
+
 from gpu_workers.batching import BatchLimits
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
+from ipc.kv_layout import RankLayout, Span
 from ipc.messages import (
     Abort,
     Command,
@@ -15,7 +18,7 @@ from ipc.messages import (
     SetRole,
     Tokens,
 )
-from ipc.vocabulary import Role, SamplingParams
+from ipc.vocabulary import DType, Role, SamplingParams
 from tests.gpu_workers.scripted_engine import ScriptedExchange, ScriptedExecutor
 
 BLOCK_SIZE = 4
@@ -34,10 +37,12 @@ class Rig:
         chunk_tokens: int | None = None,
         name: str = "here",
         epoch: int = 1,
+        engine: tuple[Any, Any] | None = None,
     ) -> None:
+        """`engine` is an executor and its exchange; scripted ones if left out."""
         self.name, self.epoch = name, epoch
-        self.exchange = ScriptedExchange()
-        self.executor = ScriptedExecutor(self.exchange, BLOCK_SIZE)
+        exchange = ScriptedExchange()
+        self.executor, self.exchange = engine or (ScriptedExecutor(exchange, BLOCK_SIZE), exchange)
         self.scheduler = Scheduler(
             Owner(name, epoch),
             role,
@@ -51,6 +56,23 @@ class Rig:
     @property
     def pool(self) -> object:
         return self.scheduler.pool
+
+    @property
+    def layout(self) -> RankLayout:
+        num_blocks = self.scheduler.pool.num_blocks
+        return RankLayout(Span(0, 1), Span(0, 1), num_blocks, BLOCK_SIZE, 1, DType.FP32)
+
+    def connect(self, other: "Rig") -> None:
+        """Make the other's pool known here."""
+        self.exchange.known.add((other.name, other.epoch))
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in the engine's table."""
+        return len(self.executor.table)
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
 
     @property
     def is_all_free(self) -> bool:
