@@ -79,6 +79,7 @@ class Calls:
 
         self.apply_norm = declare("apply_norm", c_void_p, c_void_p, c_void_p, c_void_p, c_int64)
         self.silu_mul = declare("silu_mul", c_void_p, c_void_p, c_int64, c_int64, c_int32)
+        self.touch_pages = declare("touch_pages", c_void_p, c_int64, c_int64)
         self.pack_weight = declare("pack_weight", c_void_p, c_void_p, c_int64, c_int64)
         self.linear = declare("linear", c_void_p, c_void_p, c_void_p, c_int64)
         self.append = declare("append", c_void_p, c_int64, c_void_p)

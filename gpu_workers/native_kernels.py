@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from gpu_workers.batch import Batch, BatchRow
 from gpu_workers.cpu_linear import DenseLinear, PackedLinear, can_pack
@@ -16,7 +17,7 @@ from gpu_workers.kernels import Geometry, Linear, Norm
 from gpu_workers.models.config import Activation
 from gpu_workers.native_build import NativeLibrary
 from gpu_workers.native_calls import ELEMENT_TYPES, Calls, NormArguments, Outputs, Step
-from gpu_workers.native_linear import PanelLinear
+from gpu_workers.native_linear import PanelLinear, has_matrix_unit
 from gpu_workers.scratch import Scratch, keep_freed_memory
 
 HEAD_DIM_MULTIPLE = 16
@@ -56,6 +57,7 @@ class NativeKernels:
         self._panels = Scratch(torch.int32)
         self._norms: dict[int, tuple[Norm, NormArguments, int]] = {}
         self._rows: tuple[BatchRow, ...] = ()
+        self._has_matrix_unit = self._type == ELEMENT_TYPES[torch.bfloat16] and has_matrix_unit()
         _, kv_heads, num_layers, _, block_size, head_dim = pool.shape
         self._width = geometry.num_heads * head_dim
         self._query_block = BLOCK_ROWS // (geometry.num_heads // kv_heads)
@@ -116,10 +118,10 @@ class NativeKernels:
         return self._norm(x, residual, norm, centred=True)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate_up = gate_up.contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out, address = self._outputs.take("silu", rows, width)
-        source = gate_up.contiguous().data_ptr()
-        self._calls.silu_mul(source, address, rows, width, self._type)
+        self._calls.silu_mul(gate_up.data_ptr(), address, rows, width, self._type)
         return out
 
     def append(self, layer: int, qkv: torch.Tensor) -> None:
@@ -127,32 +129,43 @@ class NativeKernels:
         self._calls.append(self._step_address, layer, qkv.data_ptr())
 
     def attention(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        out, address = self._outputs.take("attention", len(qkv), self._width)
+        out, address = self._outputs.take("attention", qkv.shape[0], self._width)
         self._calls.decode_attention(self._step_address, layer, qkv.data_ptr(), address)
         for index, row in enumerate(self._rows, self._batch.num_decode):
             new = slice(row.start, row.start + row.num_new)
-            self._calls.attention(
-                self._step_address,
-                layer,
-                index,
-                qkv[new].data_ptr(),
-                out[new].data_ptr(),
-                row.num_new,
-            )
+            if self._has_matrix_unit and row.computed == 0 and row.num_new > self._query_block:
+                self._attend_fresh(qkv[new], out[new])
+            else:
+                self._attend_pages(layer, index, qkv[new], out[new])
         return out
+
+    def _attend_pages(self, layer: int, row: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
+        step = self._step_address
+        self._calls.attention(step, layer, row, qkv.data_ptr(), out.data_ptr(), len(qkv))
+
+    def _attend_fresh(self, qkv: torch.Tensor, out: torch.Tensor) -> None:
+        """A prompt without a past by torch's fused attention, which knows the matrix unit."""
+        num_heads, kv_heads = self._step.num_heads, self._step.kv_heads
+        heads = qkv.view(1, len(qkv), -1, self._step.head_dim).transpose(1, 2)
+        q, k, v = torch.split(heads, [num_heads, kv_heads, kv_heads], dim=1)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self._step.scale, enable_gqa=True
+        )
+        out.view(len(qkv), num_heads, -1).copy_(mixed[0].transpose(0, 1))
 
     def _norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, *, centred: bool
     ) -> torch.Tensor:
         found = self._norms.get(id(norm))
         _, arguments, address = found or self._remember(norm, centred)
+        x = x.contiguous()
         rows = x.shape[0]
         out, to = self._outputs.take("norm", rows, arguments.width)
         added = None
         if residual is not None:
             assert residual.is_contiguous()
             added = residual.data_ptr()
-        self._calls.apply_norm(address, x.contiguous().data_ptr(), added, to, rows)
+        self._calls.apply_norm(address, x.data_ptr(), added, to, rows)
         return out
 
     def _remember(self, norm: Norm, centred: bool) -> tuple[Norm, NormArguments, int]:

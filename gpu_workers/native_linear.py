@@ -56,12 +56,13 @@ class PanelLinear:
         self._max_rows = 0 if torch.get_num_threads() > 1 else MAX_ROWS_BESIDE_AMX
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        rows = len(x)
+        rows = x.shape[0]
         if rows > self._max_rows and self._packed is not None:
             y = self._multiply_packed(x)
         else:
+            x = x.contiguous()
             y, address = self._outputs.take("linear", rows, self.out_features)
-            self._run(self._self, x.contiguous().data_ptr(), address, rows)
+            self._run(self._self, x.data_ptr(), address, rows)
         return F.gelu(y) if self._gelu else y
 
     def _multiply_packed(self, x: torch.Tensor) -> torch.Tensor:
@@ -72,9 +73,14 @@ class PanelLinear:
         return y
 
 
+def has_matrix_unit() -> bool:
+    """Whether oneDNN and torch multiply bf16 by tiles (AMX)."""
+    return bool(torch.cpu._is_amx_tile_supported())
+
+
 def onednn_is_faster() -> bool:
     """Whether oneDNN multiplies many rows faster than our kernel by one thread's vectors."""
-    return bool(torch.cpu._is_amx_tile_supported()) or torch.get_num_threads() > 1
+    return has_matrix_unit() or torch.get_num_threads() > 1
 
 
 def pack_panels(calls: Calls, weight: torch.Tensor) -> torch.Tensor:

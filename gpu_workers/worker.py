@@ -21,6 +21,7 @@ from gpu_workers.errors import ModelError
 from gpu_workers.executor import Executor
 from gpu_workers.leader import Leader
 from gpu_workers.models.config import read_config
+from gpu_workers.prefault import prefault
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
 from ipc import channel
@@ -66,6 +67,7 @@ class Worker:
             self._link.close()
             return EXIT_BROKEN
         self._announce(exchange, executor)
+        prefault(exchange.pool)
         with torch.inference_mode():
             self._leader(exchange, executor).run()
         self._link.close()

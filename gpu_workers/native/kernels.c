@@ -165,6 +165,14 @@ INLINE vf exponential(vf x) {
     return (vf)((vi)y + exponent);
 }
 
+/* ---- memory --------------------------------------------------------------------------------- */
+
+/* Write to each page without changing it, so that memory is behind it; others may write meanwhile. */
+void touch_pages(char *start, int64_t bytes, int64_t page_bytes) {
+    for (char *p = start; p < start + bytes; p += page_bytes)
+        __atomic_fetch_or(p, 0, __ATOMIC_RELAXED);
+}
+
 /* ---- element-wise --------------------------------------------------------------------------- */
 
 /* Weights of an RMSNorm, or of a LayerNorm where `centred`: (width) each, bias may be NULL. */
@@ -614,6 +622,7 @@ INLINE void soften(Queries *q, int64_t row, int64_t visible, float scale, int64_
     UNROLL for (int i = 0; i < COLUMNS; i += LANES) most = vmax(most, load_f32(scores + i));
     const float before = q->most[row], tile_most = max_of(most) * scale;
     const float now = tile_most > before ? tile_most : before;
+    /* A hidden key's weight is e^-87: nothing beside the largest one's, which is 1. */
     UNROLL for (int i = 0; i < COLUMNS; i += LANES) {
         vf weight = exponential(load_f32(scores + i) * scale - now);
         total += weight;
