@@ -92,20 +92,21 @@ class Service:
 
 
 @contextmanager
-def serving(model: Path, *flags: str) -> Iterator[Service]:
+def serving(model: Path, *flags: str, **environment: str) -> Iterator[Service]:
     """A service that can serve, on a free port in a run directory of its own, stopped after."""
-    with starting(model, "--port", "0", *flags) as service:
+    with starting(model, "--port", "0", *flags, **environment) as service:
         service.until_ready()
         yield service
 
 
 @contextmanager
-def starting(model: Path, *flags: str) -> Iterator[Service]:
+def starting(model: Path, *flags: str, **environment: str) -> Iterator[Service]:
     """The same from its first moment on; the port is the caller's choice."""
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | environment
     with tempfile.TemporaryDirectory(prefix="ds-") as run_dir:
         command = [sys.executable, "-P", "-m", "daemon", "serve", "--model", str(model)]
         command += ["--run-dir", run_dir, *flags]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=_environment())
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         service = Service(process, Path(run_dir))
         try:
             yield service
@@ -121,7 +122,3 @@ def eventually(holds: Callable[[], bool], within_s: float, what: str) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
         time.sleep(0.02)
-
-
-def _environment() -> dict[str, str]:
-    return os.environ | {"PYTHONUNBUFFERED": "1"}

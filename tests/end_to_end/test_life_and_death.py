@@ -1,5 +1,6 @@
 """Starting, stopping, dying and leaving: what a service of real processes leaves behind."""
 
+import itertools
 import os
 import re
 import signal
@@ -106,21 +107,25 @@ def test_a_draining_service_refuses_and_says_so(tiny_llama: Path) -> None:
         assert service.complete("hello")["choices"]
 
 
-def test_a_worker_that_dies_fails_its_requests_clearly_and_comes_back(
+def test_a_worker_that_dies_fails_what_it_holds_and_nothing_else_and_comes_back(
     tiny_service: Service,
 ) -> None:
     service = tiny_service
-    for victim in ("decode-0", "prefill-0"):
-        first = threading.Event()
+    for victim, ending in (
+        ("decode-0", "the worker decode-0 failed: killed by SIGKILL"),
+        ("prefill-0", '"finish_reason":"length"'),  # the prompt has been pulled
+    ):
         worker = service.workers()[victim]
-        with ThreadPoolExecutor() as pool:
-            stream = pool.submit(stream_lines, service, first, STREAM | {"n": 16})
-            assert first.wait(10)
+        body = STREAM | {"n": 16, "max_tokens": 500}
+        # Not at the first tokens, which are the prefill's: a prompt that is not pulled yet outlives
+        # the death of its decode instance. And in one thread, so that the kill is not late.
+        with httpx.stream("POST", f"{service.url}/v1/completions", json=body) as response:
+            stream = response.iter_lines()
+            list(itertools.islice(stream, 100))
             worker.send_signal(signal.SIGKILL)
-            lines = stream.result()
+            lines = [line for line in stream if line]
         assert lines[-1] == "data: [DONE]"
-        if victim == "decode-0":
-            assert f"the worker {victim} failed: killed by SIGKILL" in lines[-2]
+        assert ending in lines[-2]
         eventually(
             lambda: httpx.get(f"{service.url}/health").status_code == 200, 20, "healthy again"
         )
@@ -246,3 +251,30 @@ def answers(url: str) -> bool:
         return httpx.get(url).status_code == 200
     except httpx.ConnectError:
         return False
+
+
+def test_the_service_manager_is_told_how_it_starts_serves_and_stops(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        ThreadPoolExecutor() as pool,
+    ):
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        reading = pool.submit(datagrams_until, manager, "EXTEND_TIMEOUT_USEC=", after="STOPPING=1")
+        with serving(tiny_llama, *FLAGS, NOTIFY_SOCKET=str(tmp_path / "notify")) as service:
+            assert service.stop() == 0
+        told = reading.result()
+    assert told[0].startswith("EXTEND_TIMEOUT_USEC=600000000")
+    (ready,) = (i for i, text in enumerate(told) if "READY=1" in text)
+    assert any("STATUS=prefill-0 loading" in text for text in told[:ready])
+    assert "prefill-0 ready, decode-0 ready" in told[ready]
+
+
+def datagrams_until(manager: socket.socket, last: str, *, after: str) -> list[str]:
+    """All that comes until one says `last` when another has said `after`."""
+    texts = [manager.recv(4096).decode()]
+    while not (last in texts[-1] and any(after in text for text in texts)):
+        texts.append(manager.recv(4096).decode())
+    return texts
