@@ -32,7 +32,11 @@ HERE = [isa for isa in (*ISAS, PORTABLE) if isa.needs <= cpu_flags()]
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _like_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One compute thread and no matrix unit, whatever there is here; the same numbers each time."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    for module in (native_kernels, native_linear):
+        monkeypatch.setattr(module, "has_matrix_unit", lambda: False)
     torch.manual_seed(7)
 
 
@@ -186,7 +190,7 @@ def test_onednn_shares_its_packed_weight_where_that_helps(
     isa: Isa, monkeypatch: pytest.MonkeyPatch, inputs: int, outputs: int
 ) -> None:
     """As on a CPU with AMX: few rows by our kernel, more by oneDNN, out of one copy."""
-    monkeypatch.setattr(native_linear, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(native_linear, "has_matrix_unit", lambda: True)
     kernels = empty_kernels(isa, BF16)
     weight, bias = random(outputs, inputs, dtype=BF16), random(outputs, dtype=BF16)
     for activation, function in ((None, lambda y: y), (Activation.RELU, torch.relu)):
@@ -194,6 +198,12 @@ def test_onednn_shares_its_packed_weight_where_that_helps(
         for rows in (1, native_linear.MAX_ROWS_BESIDE_AMX, native_linear.MAX_ROWS_BESIDE_AMX + 1):
             x = random(rows, inputs, dtype=BF16)
             assert_close(linear(x), function(x.double() @ weight.double().T + bias.double()))
+
+
+def test_several_threads_multiply_by_onednn(isa: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    weight, x = random(128, 64, dtype=BF16), random(3, 64, dtype=BF16)
+    assert_close(empty_kernels(isa, BF16).pack(weight)(x), x.double() @ weight.double().T)
 
 
 # ---- RoPE, pages, attention -----------------------------------------------------------------
