@@ -67,6 +67,7 @@ class Daemon:
     async def run(self, listener: socket.socket) -> None:
         """Until the first signal and the drain that follows it."""
         self._wire(listener)
+        self._notifier.extend(self._config.start_timeout_s)
         stop = asyncio.Event()
         with _signals(stop), ExitStack() as sockets:
             sockets.callback(self._context.term)
