@@ -126,6 +126,13 @@ class Draining(NotReady):
         super().__init__(message)
 
 
+class ServiceFailed(ServeError):
+    """A mistake of our own; what it was stands in the log, not in the answer."""
+
+    def __init__(self) -> None:
+        super().__init__("The service failed.")
+
+
 class WorkerFailed(ServeError):
     """The worker that held this request died or refused it."""
 

@@ -23,6 +23,7 @@ from daemon.errors import (
     NotReady,
     RouteNotFound,
     ServeError,
+    ServiceFailed,
 )
 from daemon.frontend.calls import plan_chat, plan_completion
 from daemon.frontend.json_response import error_response, json_response
@@ -185,4 +186,4 @@ async def _on_disconnect(request: Request, _: Exception) -> Response:
 
 async def _on_unexpected(_: Request, __: Exception) -> Response:
     """The outermost layer logs it."""
-    return error_response(ServeError("The service failed."))
+    return error_response(ServiceFailed())

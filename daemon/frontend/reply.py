@@ -9,7 +9,7 @@ import logging
 
 from starlette.types import Receive, Scope, Send
 
-from daemon.errors import ServeError
+from daemon.errors import ServeError, ServiceFailed
 from daemon.frontend.answers import StreamedAnswer, WholeAnswer, error_event
 from daemon.frontend.calls import Call
 from daemon.frontend.client import Client, ClientGone, ClientStalled, Headers
@@ -78,7 +78,7 @@ class Reply:
                 raise
             logger.exception("request %s failed after its first byte", record.request_id)
             record.error = "internal_error"
-            await client.send(error_event(ServeError("The service failed.")), more=False)
+            await client.send(error_event(ServiceFailed()), more=False)
 
     async def _send_events(
         self, generation: Generation, client: Client, record: RequestRecord

@@ -12,7 +12,7 @@ import uuid
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from daemon.errors import ServeError
+from daemon.errors import ServiceFailed
 from daemon.frontend.json_response import error_response
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class RequestLog:
             logger.exception("request %s failed", record.request_id)
             record.error = "internal_error"
             if record.status is None:
-                response = error_response(ServeError("The service failed."))
+                response = error_response(ServiceFailed())
                 await response(scope, receive, send_named)
         finally:
             record.log(scope)
