@@ -58,6 +58,20 @@ class _InFlight(msgspec.Struct, frozen=True):
     started_s: float
 
 
+class _Stopwatch:
+    """Adds up the seconds spent inside its `with` blocks."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._began_s = 0.0
+
+    def __enter__(self) -> None:
+        self._began_s = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self.total_s += time.monotonic() - self._began_s
+
+
 class Leader:
     """Drives one executor by one scheduler, and tells the daemon."""
 
@@ -79,7 +93,7 @@ class Leader:
         self._max_in_flight = max_in_flight
         self._in_flight: deque[_InFlight] = deque()
         self._is_exiting = False
-        self._control_s = 0.0
+        self._control = _Stopwatch()
         self._last_step_s = 0.0
         self._audit_failures = 0
         self._stats_due_s = 0.0
@@ -88,23 +102,20 @@ class Leader:
     def run(self) -> None:
         """Until `Exit`."""
         while not self._is_exiting:
-            began_s = time.monotonic()
-            plan = self._scheduler.plan()
-            self._flush()
-            spent_s = time.monotonic() - began_s
+            with self._control:
+                plan = self._scheduler.plan()
+                self._flush()
             if plan is not None:
                 self._launch(plan)
             if self._in_flight and (plan is None or len(self._in_flight) >= self._max_in_flight):
                 self._collect(self._in_flight.popleft())
             is_idle = plan is None and not self._in_flight
-            began_s = time.monotonic()
-            self._report(began_s, is_idle=is_idle)
-            spent_s += time.monotonic() - began_s
+            with self._control:
+                self._report(time.monotonic(), is_idle=is_idle)
             commands = self._link.receive(None if is_idle else 0)
-            began_s = time.monotonic()
-            for command in commands:
-                self._handle(command)
-            self._control_s += spent_s + time.monotonic() - began_s
+            with self._control:
+                for command in commands:
+                    self._handle(command)
 
     def _launch(self, plan: StepPlan) -> None:
         started_s = time.monotonic()
@@ -116,11 +127,11 @@ class Leader:
         result = self._executor.collect(step.launched)
         ended_s = time.monotonic()
         self._last_step_s = ended_s
-        self._scheduler.collect(result, started_s=step.started_s, ended_s=ended_s)
-        for pull in self._exchange.finished():
-            self._scheduler.pulled(pull)
-        self._flush()
-        self._control_s += time.monotonic() - ended_s
+        with self._control:
+            self._scheduler.collect(result, started_s=step.started_s, ended_s=ended_s)
+            for pull in self._exchange.finished():
+                self._scheduler.pulled(pull)
+            self._flush()
 
     def _handle(self, command: Command) -> None:
         match command:
@@ -194,6 +205,6 @@ class Leader:
             blocks_held=pool.num_held,
             blocks_in_use=pool.num_in_use,
             last_step_s=self._last_step_s,
-            control_s=self._control_s,
+            control_s=self._control.total_s,
             audit_failures=self._audit_failures,
         )

@@ -105,7 +105,7 @@ class PrefillSide:
     def launched(self, now_s: float) -> None:
         """The draft's rows have been launched: stages begin here."""
         for job in self._started.values():
-            if job.is_launched and not job.started_s:
+            if job.is_launched and job.started_s is None:
                 job.started_s = now_s
 
     def owns(self, sequence: int) -> bool:
@@ -127,6 +127,7 @@ class PrefillSide:
         job = self._started[row.sequence]
         if job.is_aborted:
             return self._drop(job, draft)
+        assert job.started_s is not None, "collected, but never launched"
         del self._started[row.sequence]
         draft.remove(row.sequence)
         finished = _finished(job, row)

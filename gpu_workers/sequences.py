@@ -17,7 +17,7 @@ class PrefillJob:
     keep: bool = False  # whether this instance goes on to decode it
     blocks: tuple[int, ...] = ()
     num_computed: int = 0
-    started_s: float = 0.0
+    started_s: float | None = None
     is_launched: bool = False
     is_aborted: bool = False
 
