@@ -164,11 +164,11 @@ def _run(command: list[str]) -> bytes:
 @contextmanager
 def _directory() -> Iterator[Path]:
     """The cache if it is ours, else one of our own that goes as soon as the library is loaded."""
-    directory = cache_directory()
     try:
+        directory = cache_directory()
         directory.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
         is_usable = _is_ours(directory.lstat(), stat.S_ISDIR) and os.access(directory, os.W_OK)
-    except OSError:
+    except (OSError, RuntimeError):  # the latter where there is no home
         is_usable = False
     if is_usable:
         yield directory

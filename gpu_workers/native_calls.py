@@ -95,13 +95,20 @@ class Outputs:
     def __init__(self, dtype: torch.dtype) -> None:
         self._scratch = Scratch(dtype)
         self._views: dict[tuple[str, int, int], tuple[torch.Tensor, int]] = {}
+        self._addresses: dict[str, int] = {}
 
     def take(self, name: str, rows: int, width: int) -> tuple[torch.Tensor, int]:
         """A (rows, width) tensor of arbitrary contents and where it is."""
         found = self._views.get((name, rows, width))
-        if found is None:
-            if len(self._views) >= MAX_VIEWS:
-                self._views.clear()
-            view = self._scratch.take(f"{name}-{width}", rows, width)
-            found = self._views[name, rows, width] = view, view.data_ptr()
-        return found
+        return found or self._view(name, rows, width)
+
+    def _view(self, name: str, rows: int, width: int) -> tuple[torch.Tensor, int]:
+        buffer = f"{name}-{width}"
+        view = self._scratch.take(buffer, rows, width)
+        address = view.data_ptr()
+        # Views of a buffer that has been outgrown would keep it alive.
+        if self._addresses.get(buffer) != address or len(self._views) >= MAX_VIEWS:
+            self._views.clear()
+        self._addresses[buffer] = address
+        self._views[name, rows, width] = view, address
+        return view, address

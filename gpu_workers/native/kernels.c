@@ -1,7 +1,8 @@
 /* What a forward pass on CPU needs and torch has no good form of.
  *
  * One source for every CPU: GCC's and clang's vector types become AVX-512, AVX2 or whatever the
- * compiler is told to use; only AVX512-BF16's dot product and a transposition are written twice.
+ * compiler is told to use. Intrinsics stand only where those say too little: bf16 dot products
+ * and rounding, transposition, reductions.
  *
  * Everything matrix-like is built from one micro-kernel over 32-bit *units*: one fp32 number, or
  * two neighbouring bf16 numbers along the axis that is summed over. A *panel* holds the right-hand
@@ -410,7 +411,7 @@ void linear(const Linear *w, const uint32_t *x, void *y, int64_t rows) {
 
 /* ---- positions and pages -------------------------------------------------------------------- */
 
-/* One batch on one worker's pool; the mirror of native_kernels.Step. Indices are int64.
+/* One batch on one worker's pool; the mirror of native_calls.Step. Indices are int64.
  * pool: [blocks, kv_heads, num_layers, 2 (keys, values), block_size, head_dim].
  * rope: [positions][cosines, sines][head_dim / 2], NULL where positions are learned.
  * positions, slots: of each token; a slot is block * block_size + offset.

@@ -21,7 +21,7 @@ from gpu_workers.cpu_kernels import CpuKernels
 from gpu_workers.kernels import Geometry, Norm
 from gpu_workers.models.config import Activation
 from gpu_workers.native_build import ISAS, PORTABLE, BuildError, Isa, cpu_flags, load
-from gpu_workers.native_calls import Calls
+from gpu_workers.native_calls import Calls, Outputs
 from gpu_workers.native_kernels import NativeKernels, can_compute
 from gpu_workers.sequence_table import IntArray, Sequence
 
@@ -367,6 +367,14 @@ def test_what_the_kernels_do_not_know_is_found_out_before() -> None:
     assert not known(BF16, 72, 6)
     assert not known(BF16, 272, 6)
     assert not known(BF16, 64, 98)
+
+
+def test_an_outgrown_buffer_is_not_kept() -> None:
+    outputs = Outputs(BF16)
+    small = outputs.take("x", 4, 8)
+    assert outputs.take("x", 4, 8)[0] is small[0]
+    large = outputs.take("x", 400, 8)
+    assert outputs.take("x", 4, 8)[1] == large[1] != small[1]
 
 
 def test_touching_a_pool_leaves_it_as_it_is(isa: Isa) -> None:
