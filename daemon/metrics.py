@@ -3,6 +3,8 @@
 A registry of our own, so that tests and several daemons in one process do not share counts.
 """
 
+from collections.abc import Mapping
+
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -25,6 +27,7 @@ _TPOT_BUCKETS_S = (
 )  # fmt: skip
 _TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
+_BLOCK_STATES = ("free", "held", "in_use")
 _STAGES = ("prefill_queue", "prefill", "transfer", "decode_queue", "decode")
 _WORKER_COUNTERS = (
     "num_steps",
@@ -46,7 +49,8 @@ class Metrics:
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self._model = model_name
-        self._open = self._gauge("vllm:num_requests_running", "Requests under way")
+        self._running = self._gauge("vllm:num_requests_running", "Requests in decode")
+        self._waiting = self._gauge("vllm:num_requests_waiting", "Requests before decode")
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens taken")
         self._output_tokens = self._counter("vllm:generation_tokens", "Tokens generated")
         self._success = Counter(
@@ -116,12 +120,14 @@ class Metrics:
             registry=self.registry,
         )
 
-    def render(self) -> tuple[str, bytes]:
-        """(content type, exposition)."""
+    def render(self, phases: Mapping[str, int]) -> tuple[str, bytes]:
+        """(content type, exposition). `phases` says how many trips are where at this moment."""
+        running = phases.get(Phase.DECODE.name.lower(), 0)
+        self._running.set(running)
+        self._waiting.set(sum(phases.values()) - running)
         return CONTENT_TYPE_LATEST, generate_latest(self.registry)
 
     def arrived(self, request: Request) -> None:
-        self._open.inc()
         self._prompt_tokens.inc(len(request.spec.prompt))
 
     def tokens(self, count: int) -> None:
@@ -132,7 +138,6 @@ class Metrics:
 
     def ended(self, request: Request, phase: Phase) -> None:
         """A request that was taken has ended; latencies count only where an answer was given."""
-        self._open.dec()
         self._ended.labels(phase.name.lower()).inc()
         if phase is not Phase.FINISHED:
             return
@@ -144,13 +149,19 @@ class Metrics:
         self._observe_times(request)
 
     def observed(self, instance: str, stats: Stats) -> None:
-        for state in ("free", "held", "in_use"):
+        for state in _BLOCK_STATES:
             self._blocks.labels(instance, state).set(getattr(stats, f"blocks_{state}"))
         for count in _WORKER_COUNTERS:
             self._worker.labels(instance, count).set(getattr(stats, count))
 
-    def instance_up(self, instance: str, role: str, kernels: str, *, is_up: bool) -> None:
-        self._up.labels(instance, role, kernels).set(is_up)
+    def instance_up(self, instance: str, role: str, kernels: str) -> None:
+        self._up.labels(instance, role, kernels).set(1)
+
+    def instance_down(self, instance: str, role: str, kernels: str) -> None:
+        """What a dead incarnation held and did is no more."""
+        self._up.labels(instance, role, kernels).set(0)
+        for state in _BLOCK_STATES:
+            self._blocks.labels(instance, state).set(0)
 
     def restarted(self, instance: str) -> None:
         self._restarts.labels(instance).inc()

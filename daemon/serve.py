@@ -115,8 +115,11 @@ class Daemon:
         self._supervisor.on_change = self._on_change
         self._console = AdminConsole(self._context, self._run_dir.admin_socket, self._node)
         self._server = http_server.HttpServer(
-            build_app(self._controller, self._model, self._node, self._metrics.render, Limits())
+            build_app(self._controller, self._model, self._node, self._render_metrics, Limits())
         )
+
+    def _render_metrics(self) -> tuple[str, bytes]:
+        return self._metrics.render(self._controller.count_phases())
 
     def _on_change(self) -> None:
         """An instance moved: tell systemd, and people once it can serve."""

@@ -235,7 +235,7 @@ class Supervisor:
             ready.layout.block_size,
             ready.kernels,
         )
-        self._metrics.instance_up(life.spec.name, life.spec.role, ready.kernels, is_up=True)
+        self._metrics.instance_up(life.spec.name, life.spec.role, ready.kernels)
 
         def send(command: Command) -> None:
             self._link.send(life.leader, life.epoch, command)
@@ -247,7 +247,7 @@ class Supervisor:
 
     def _announce_down(self, life: Incarnation, reason: str) -> None:
         kernels = life.ready[life.leader].kernels
-        self._metrics.instance_up(life.spec.name, life.spec.role, kernels, is_up=False)
+        self._metrics.instance_down(life.spec.name, life.spec.role, kernels)
         for peer in self._ready_lives():
             for name in peer.workers:
                 self._tell(peer, name, PeerDown(life.spec.name, life.epoch))

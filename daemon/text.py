@@ -21,7 +21,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """One model's tokenizer: safe to call from any thread."""
+    """One model's tokenizer: safe to call from any thread.
+
+    `longest_token` is the most characters that one token can stand for.
+    """
 
     def __init__(self, library: tokenizers.Tokenizer, ids: TokenIds) -> None:
         library.no_truncation()
@@ -31,6 +34,7 @@ class Tokenizer:
         self.bos_id = ids.bos
         self.eos_ids = ids.eos
         self.num_token_ids = ids.num_token_ids
+        self.longest_token = max(map(len, library.get_vocab()), default=1)
         self._prepends_bos = ids.prepend_bos and not self._adds_bos()
 
     @classmethod

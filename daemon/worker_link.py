@@ -1,5 +1,6 @@
 """Reads every worker's events off the one socket and hands each to whom it concerns."""
 
+import asyncio
 import logging
 from typing import assert_never
 
@@ -30,6 +31,8 @@ async def listen(link: DaemonSocket, supervisor: Supervisor, controller: Control
         try:
             async for sender, event in link.receive():
                 _route(sender, event, supervisor, controller)
+                # A receive that finds a message does not yield: under load, HTTP would starve.
+                await asyncio.sleep(0)
         except LinkBroken as error:
             logger.error("%s", error)
             worker, epoch = error.sender

@@ -37,6 +37,11 @@ class DecodeSide:
         return len(self._waiting) + len(self._pulling)
 
     @property
+    def is_pulling(self) -> bool:
+        """Copies are under way."""
+        return bool(self._pulling)
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 

@@ -35,6 +35,7 @@ from ipc.messages import (
 logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.25
+PULL_LOOK_S = 0.001
 
 
 class Link(Protocol):
@@ -111,11 +112,21 @@ class Leader:
                 self._collect(self._in_flight.popleft())
             is_idle = plan is None and not self._in_flight
             with self._control:
+                self._take_pulls()
                 self._report(time.monotonic(), is_idle=is_idle)
-            commands = self._link.receive(None if is_idle else 0)
+            commands = self._link.receive(self._patience_s(is_idle=is_idle))
             with self._control:
                 for command in commands:
                     self._handle(command)
+
+    def _patience_s(self, *, is_idle: bool) -> float | None:
+        """How long to wait for commands: not at all while there is work, for ever without any.
+
+        The end of a copy by a device is no message, so while one is under way we look again soon.
+        """
+        if not is_idle or self._scheduler.outbox:
+            return 0
+        return PULL_LOOK_S if self._scheduler.decodes.is_pulling else None
 
     def _launch(self, plan: StepPlan) -> None:
         started_s = time.monotonic()
@@ -129,9 +140,12 @@ class Leader:
         self._last_step_s = ended_s
         with self._control:
             self._scheduler.collect(result, started_s=step.started_s, ended_s=ended_s)
-            for pull in self._exchange.finished():
-                self._scheduler.pulled(pull)
+            self._take_pulls()
             self._flush()
+
+    def _take_pulls(self) -> None:
+        for pull in self._exchange.finished():
+            self._scheduler.pulled(pull)
 
     def _handle(self, command: Command) -> None:
         match command:

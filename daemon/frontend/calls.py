@@ -22,8 +22,6 @@ from ipc.vocabulary import SamplingParams
 MaxOutput = Callable[[int], int]
 Result = TypeVar("Result")
 
-_CHARS_PER_TOKEN = 8
-_CHARS_SLACK = 1024
 _LONG_TEXT_CHARS = 2048  # about a millisecond of tokenising
 _LOWEST_TEMPERATURE = 1e-5
 
@@ -84,7 +82,7 @@ async def plan_chat(body: ChatBody, model: ServedModel, max_output: MaxOutput) -
     """
     model.check_name(body.model)
     num_chars = sum(len(message.text) for message in body.messages)
-    _check_size(num_chars, model.max_context)
+    _check_size(num_chars, model)
     prompt = await _aside_if_long(num_chars, lambda: _chat_prompt(body, model))
     if not prompt:
         raise InvalidRequest("The chat is empty for this model.", param="messages")
@@ -109,7 +107,7 @@ async def _tokenise_all(
 ) -> list[list[int]]:
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     for text in texts:
-        _check_size(len(text), model.max_context)
+        _check_size(len(text), model)
 
     def tokenise() -> list[list[int]]:
         return [_tokenise(prompt, model.tokenizer, special) for prompt in prompts]
@@ -140,11 +138,11 @@ async def _aside_if_long(num_chars: int, work: Callable[[], Result]) -> Result:
     return await asyncio.to_thread(work) if num_chars > _LONG_TEXT_CHARS else work()
 
 
-def _check_size(num_chars: int, max_context: int) -> None:
-    """Before anything is tokenised: a text of that size cannot fit."""
-    if num_chars > _CHARS_PER_TOKEN * max_context + _CHARS_SLACK:
-        at_least = num_chars // _CHARS_PER_TOKEN
-        raise PromptTooLong(num_prompt=at_least, num_output=1, limit=max_context)
+def _check_size(num_chars: int, model: ServedModel) -> None:
+    """Before anything is tokenised: a text of that size cannot fit, even in longest tokens."""
+    at_least = num_chars // model.tokenizer.longest_token
+    if at_least > model.max_context:
+        raise PromptTooLong(num_prompt=at_least, num_output=1, limit=model.max_context)
 
 
 def _check_vocabulary(token_ids: Sequence[int], tokenizer: Tokenizer, param: str) -> None:

@@ -6,6 +6,7 @@ Everything but the supervisor is the real thing. Prints its URL when all workers
 import asyncio
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import zmq.asyncio
@@ -46,7 +47,7 @@ async def serve(model_dir: Path, endpoint: str, num_workers: int) -> None:
     workers = [WorkerName(f"mixed-{number}") for number in range(num_workers)]
     for worker in workers:
         link.open_epoch(worker, EPOCH)
-    app = build_app(controller, model, AlwaysReady(), metrics.render, Limits())
+    app = build_app(controller, model, AlwaysReady(), partial(metrics.render, {}), Limits())
     server = http_server.HttpServer(app)
     listener = http_server.bind("127.0.0.1", 0)
 

@@ -139,3 +139,9 @@ def test_a_prompts_pieces_join_to_its_text(
     token_ids = tokenizer.encode(text)
     pieces = tokenizer.prompt_pieces(token_ids)
     assert ("".join(pieces), len(pieces)) == (text, len(token_ids))
+
+
+def test_the_longest_token_bounds_a_text_by_its_length(byte_tokenizer: Tokenizer) -> None:
+    assert byte_tokenizer.longest_token == max(map(len, byte_level().get_vocab()))
+    for sentence in SENTENCES:
+        assert len(sentence) <= byte_tokenizer.longest_token * len(byte_tokenizer.encode(sentence))

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpu_workers.leader import Leader
+from gpu_workers.leader import PULL_LOOK_S, Leader
+from gpu_workers.step_plan import PullResult
 from ipc.kv_layout import LayoutMismatch, RankLayout, Span
 from ipc.messages import (
     Audit,
@@ -22,7 +23,8 @@ from ipc.messages import (
     Tokens,
 )
 from ipc.vocabulary import DType, KVHandle, Role, SamplingParams, WorkerName
-from tests.gpu_workers.rig import Rig, prefill
+from tests.gpu_workers.rig import BLOCK_SIZE, Rig, prefill
+from tests.gpu_workers.scripted_engine import ScriptedExchange, ScriptedExecutor
 
 LAYOUT = RankLayout(Span(0, 1), Span(0, 1), 8, 4, 8, DType.FP32)
 PEER_UP = PeerUp(WorkerName("there"), 5, LAYOUT)
@@ -125,3 +127,24 @@ def test_a_fault_in_the_books_is_counted() -> None:
     stats = of_type(lead(rig, [Audit()]), Stats)[-1]
     assert isinstance(stats, Stats)
     assert stats.audit_failures > 0
+
+
+class SlowExchange(ScriptedExchange):
+    """Its copies go on after `begin`, as a device's do: they end at the fifth look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def finished(self) -> list[PullResult]:
+        self.looks += bool(self.pulls)
+        return super().finished() if self.looks >= 5 else []
+
+
+def test_a_copy_that_ends_later_is_taken_without_any_command() -> None:
+    exchange = SlowExchange()
+    rig = Rig(Role.DECODE, engine=(ScriptedExecutor(exchange, BLOCK_SIZE), exchange))
+    link = lead(rig, [PEER_UP, DECODE])
+    assert exchange.looks >= 5
+    assert PULL_LOOK_S in link.waits
+    assert len(of_type(link, Tokens)) == 2
