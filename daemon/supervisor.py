@@ -248,9 +248,10 @@ class Supervisor:
     def _announce_down(self, life: Incarnation, reason: str) -> None:
         kernels = life.ready[life.leader].kernels
         self._metrics.instance_down(life.spec.name, life.spec.role, kernels)
-        for peer in self._ready_lives():
-            for name in peer.workers:
-                self._tell(peer, name, PeerDown(life.spec.name, life.epoch))
+        if not self._stopping.is_set():  # else the peers are leaving too
+            for peer in self._ready_lives():
+                for name in peer.workers:
+                    self._tell(peer, name, PeerDown(life.spec.name, life.epoch))
         self._controller.instance_down(life.spec.name, life.epoch, reason)
         self.on_change()
 
