@@ -93,5 +93,9 @@ def _environment(config: WorkerConfig) -> dict[str, str]:
     return os.environ | {
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
+        # A primitive is kept per shape, and prompts have any length: the default of 1024 grew a
+        # worker by gigabytes. Two names: torch's own cache and oneDNN's.
+        "LRU_CACHE_CAPACITY": "64",
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
     }
