@@ -57,7 +57,7 @@ class ChatTemplate:
         Raises:
             InvalidRequest: the template refuses these messages.
         """
-        scope = {"tools": None, "documents": None, **self._variables, **(extra or {})}
+        scope = {"tools": None, "documents": None, **(extra or {}), **self._variables}
         scope |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
             return self._template.render(scope)

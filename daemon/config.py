@@ -17,8 +17,8 @@ from ipc.vocabulary import DType, InstanceSpec, Parallelism, Placement, Role, Se
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-Gibibytes = Annotated[float, msgspec.Meta(gt=0)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Gibibytes = Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 LOCAL_NODE = "local"

@@ -22,9 +22,15 @@ def bind(host: str, port: int) -> socket.socket:
         AlreadyRunning: somebody has it.
         ConfigError: it cannot be had for another reason.
     """
+    # By name of the protocol: asyncio turns Nagle's delay off only on sockets that say TCP.
+    listener = socket.socket(_family(host), socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), backlog=BACKLOG, family=_family(host))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        return listener
     except OSError as error:
+        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise AlreadyRunning(f"{host}:{port} is in use; choose another --port") from error
         raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error

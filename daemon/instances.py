@@ -28,6 +28,9 @@ class Instance:
         self.sequences: dict[int, int] = {}  # blocks in decode, by sequence id
         self.stats = Stats()
 
+    def can_hold(self, num_tokens: int) -> bool:
+        return num_tokens <= self.layout.num_blocks * self.layout.block_size
+
     @property
     def prefill_load(self) -> PrefillLoad:
         return PrefillLoad(queued_tokens=sum(self.queued.values()))
@@ -69,14 +72,16 @@ class InstanceTable:
         """Somebody prefills and somebody decodes."""
         return any(i.role.prefills for i in self) and any(i.role.decodes for i in self)
 
-    def best_prefill(self) -> Instance | None:
-        candidates = [instance for instance in self if instance.role.prefills]
+    def best_prefill(self, num_tokens: int) -> Instance | None:
+        """Who prefills a sequence that may become so long; None when nobody up can hold it."""
+        candidates = [i for i in self if i.role.prefills and i.can_hold(num_tokens)]
         if not candidates:
             return None
         return candidates[pick_prefill([c.prefill_load for c in candidates])]
 
-    def best_decode(self) -> Instance | None:
-        candidates = [instance for instance in self if instance.role.decodes]
+    def best_decode(self, num_tokens: int) -> Instance | None:
+        """Who decodes a sequence that may become so long; None when nobody up can hold it."""
+        candidates = [i for i in self if i.role.decodes and i.can_hold(num_tokens)]
         if not candidates:
             return None
         return candidates[pick_decode([c.decode_load for c in candidates])]

@@ -128,6 +128,11 @@ class Request:
     def is_ended(self) -> bool:
         return all(trip.phase in ENDED for trip in self.trips)
 
+    @property
+    def max_tokens(self) -> int:
+        """How long one of its sequences may become."""
+        return len(self.spec.prompt) + self.spec.sampling.max_tokens
+
     def choice_number(self, choice: Choice) -> int:
         """Counted within this prompt, as seeds are."""
         return choice.index - self.choices[0].index

@@ -127,7 +127,10 @@ class Supervisor:
         """One life of an instance; why it ended. All of its processes are reaped then."""
         life = ward.life = Incarnation(ward.spec, secrets.randbits(63), self._link)
         try:
-            await self._spawn(life)
+            try:
+                await self._spawn(life)
+            except OSError as error:  # no descriptors, no memory: perhaps later
+                life.doom(f"its processes cannot be started: {error}")
             if self._stopping.is_set():  # `stop` could not tell processes that were not there yet
                 life.doom("the daemon stops")
             reason = await self._until_over(ward, life)
@@ -136,7 +139,7 @@ class Supervisor:
             ward.life = None
         if life.is_ready:
             self._announce_down(life, reason)
-        if life.is_hopeless:
+        if life.is_hopeless and not ward.was_ever_ready:
             raise ConfigError(f"{ward.spec.name} cannot start: {reason}")
         return reason
 

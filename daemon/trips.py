@@ -164,7 +164,7 @@ class Trips:
             self.send(instance, command)
 
     def _to_prefill(self, trip: Trip) -> bool:
-        if (instance := self._instances.best_prefill()) is None:
+        if (instance := self._instances.best_prefill(trip.request.max_tokens)) is None:
             return False
         request, spec = trip.request, trip.request.spec
         command = Prefill(
@@ -184,7 +184,7 @@ class Trips:
         return True
 
     def _to_decode(self, trip: Trip) -> bool:
-        if (instance := self._instances.best_decode()) is None:
+        if (instance := self._instances.best_decode(trip.request.max_tokens)) is None:
             return False
         request, held = trip.request, self._held[trip.request_id]
         command = Decode(

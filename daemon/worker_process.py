@@ -31,7 +31,8 @@ class WorkerProcess:
     @classmethod
     async def start(cls, config: WorkerConfig) -> Self:
         ours, theirs = channel.make_pair()
-        with theirs:
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "gpu_workers", "worker"),
                 *("--channel", str(theirs.fileno()), "--parent", str(os.getpid())),
@@ -40,6 +41,7 @@ class WorkerProcess:
                 env=_environment(config),
                 process_group=0,
             )
+            undo.pop_all()
         with contextlib.suppress(channel.ChannelClosed):  # then its exit says why
             channel.send_config(ours, config)
         return cls(config, process, ours)

@@ -63,6 +63,9 @@ class Draw(NamedTuple):
         return self.sampling.is_greedy and not self.changes_logits
 
 
+LEAST_LOGPROB = -9999.0
+
+
 class Drawn(NamedTuple):
     """What was drawn; `logprobs` only where the parameters ask for them."""
 
@@ -92,6 +95,8 @@ def prompt_logprobs(
 ) -> list[TokenLogprobs]:
     """How likely each target was, given the logits (N, vocab) of the token before it."""
     logprobs = torch.log_softmax(logits[:, :num_token_ids].float(), dim=-1)
+    # JSON has no infinities, and a model may overflow: every number that leaves is finite.
+    logprobs = logprobs.nan_to_num(nan=LEAST_LOGPROB, neginf=LEAST_LOGPROB)
     own = logprobs[torch.arange(len(targets)), torch.tensor(targets)].tolist()
     top = logprobs.topk(min(num_top, num_token_ids), dim=-1)
     values, ids = top.values.tolist(), top.indices.tolist()

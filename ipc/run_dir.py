@@ -7,8 +7,9 @@ it and may remove what a dead owner left.
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 # sockaddr_un holds 107 bytes of path; libzmq refuses more.
 MAX_SOCKET_PATH = 107
@@ -60,7 +61,7 @@ def owned(path: Path) -> Iterator[RunDir]:
     """
     run_dir = RunDir(path)
     _make(run_dir)
-    with open(run_dir.lock_file, "a+", encoding="ascii") as lock:
+    with _open_lock(run_dir) as lock:
         _take(lock.fileno(), run_dir)
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
@@ -84,6 +85,13 @@ def _make(run_dir: RunDir) -> None:
         raise RunDirUnusable(f"run directory {run_dir.path} belongs to user {owner}")
 
 
+def _open_lock(run_dir: RunDir) -> TextIO:
+    try:
+        return open(run_dir.lock_file, "a+", encoding="ascii")
+    except OSError as error:
+        raise RunDirUnusable(f"{run_dir.lock_file}: {error.strerror}") from error
+
+
 def _take(descriptor: int, run_dir: RunDir) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,5 +104,7 @@ def _take(descriptor: int, run_dir: RunDir) -> None:
 
 def _sweep(run_dir: RunDir) -> None:
     for leftover in (run_dir.worker_socket, run_dir.admin_socket):
-        with suppress(FileNotFoundError):
-            leftover.unlink()
+        try:
+            leftover.unlink(missing_ok=True)
+        except OSError as error:
+            raise RunDirUnusable(f"{leftover}: {error.strerror}") from error

@@ -22,6 +22,7 @@ from ipc.vocabulary import SamplingParams
 MaxOutput = Callable[[int], int]
 Result = TypeVar("Result")
 
+MAX_SCORES = 1_000_000
 _LONG_TEXT_CHARS = 2048  # about a millisecond of tokenising
 _LOWEST_TEMPERATURE = 1e-5
 
@@ -71,6 +72,8 @@ async def plan_completion(body: CompletionBody, model: ServedModel, max_output: 
     echoes = _echoes(body.prompts, prompts, model.tokenizer) if body.echo else None
     prompt_logprobs = body.logprobs if body.echo else None
     specs = [_spec(body, prompt, model, max_output, prompt_logprobs) for prompt in prompts]
+    if prompt_logprobs is not None:
+        _check_scores(sum(map(len, prompts)) * body.num_choices * (1 + prompt_logprobs))
     return _call(Dialect.COMPLETION, body, specs, echoes)
 
 
@@ -82,6 +85,7 @@ async def plan_chat(body: ChatBody, model: ServedModel, max_output: MaxOutput) -
     """
     model.check_name(body.model)
     num_chars = sum(len(message.text) for message in body.messages)
+    num_chars += len(str(body.chat_template_kwargs or ""))
     _check_size(num_chars, model)
     prompt = await _aside_if_long(num_chars, lambda: _chat_prompt(body, model))
     if not prompt:
@@ -99,6 +103,7 @@ def _chat_prompt(body: ChatBody, model: ServedModel) -> list[int]:
         add_generation_prompt=body.add_generation_prompt is not False,
         extra=body.chat_template_kwargs or {},
     )
+    _check_size(len(text), model)
     return model.tokenizer.encode(text, special=bool(body.add_special_tokens))
 
 
@@ -136,6 +141,16 @@ def _begin(tokenizer: Tokenizer) -> list[int]:
 async def _aside_if_long(num_chars: int, work: Callable[[], Result]) -> Result:
     """Long texts must not hold up the streams of everybody else."""
     return await asyncio.to_thread(work) if num_chars > _LONG_TEXT_CHARS else work()
+
+
+def _check_scores(count: int) -> None:
+    """One small request must not ask for an answer of gigabytes."""
+    if count > MAX_SCORES:
+        raise InvalidRequest(
+            f"'echo' with 'logprobs' would answer with {count} log probabilities; "
+            f"{MAX_SCORES} are the most. Ask for fewer prompts, choices or alternatives.",
+            param="logprobs",
+        )
 
 
 def _check_size(num_chars: int, model: ServedModel) -> None:

@@ -58,6 +58,7 @@ class Stage:
         self.metrics = Metrics("test")
         self.controller = Controller(tokenizer, self.metrics, Capacity(64), max_queued=8)
         self.started: asyncio.Queue[PlayedProcess] = asyncio.Queue()
+        self.spawn_error: OSError | None = None  # of the next start alone
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.supervisor = Supervisor(
@@ -93,6 +94,9 @@ class Stage:
 
     async def _start(self, config: WorkerConfig) -> WorkerProcess:
         await self.may_start.wait()
+        if (error := self.spawn_error) is not None:
+            self.spawn_error = None
+            raise error
         process = PlayedProcess(config)
         self.started.put_nowait(process)
         return process

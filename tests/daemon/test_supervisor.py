@@ -69,3 +69,31 @@ async def test_a_stop_while_a_process_is_being_started_ends_it_too(make_stage: M
     stage.may_start.set()
     await asyncio.wait_for(keeping, 5)
     assert stage.started.get_nowait().has_ended
+
+
+async def test_what_cannot_start_again_later_does_not_end_the_daemon(make_stage: MakeStage) -> None:
+    """A model file that vanished under a running service once ended all of it."""
+    stage = await make_stage()
+    keeping = stage.keep()
+    (await stage.ready()).end("killed by SIGKILL")
+    stage.say(await stage.started.get(), Broken("the model is not there"))
+    await stage.ready()
+    assert not keeping.done()
+    assert stage.controller.instances.can_serve
+    await stage.supervisor.stop()
+    await keeping
+
+
+async def test_a_process_that_cannot_be_spawned_is_tried_again(make_stage: MakeStage) -> None:
+    """Descriptors used up by idle connections once ended the daemon when a worker died."""
+    stage = await make_stage()
+    keeping = stage.keep()
+    process = await stage.ready()
+    stage.spawn_error = OSError(24, "Too many open files")
+    process.end("killed by SIGKILL")
+    await stage.ready()
+    assert stage.ward.last_exit == (
+        "its processes cannot be started: [Errno 24] Too many open files"
+    )
+    await stage.supervisor.stop()
+    await keeping

@@ -7,6 +7,7 @@ from daemon.text import Tokenizer
 from ipc.vocabulary import FinishReason, Role
 from tests.daemon.small_tokenizers import byte_level_json
 from tests.end_to_end.town import Client, Town, spec, tokenizer_of
+from tests.gpu_workers.rig import Rig
 
 DISAGGREGATED = {"p0": Role.PREFILL, "d0": Role.DECODE}
 TWO_AND_TWO = DISAGGREGATED | {"p1": Role.PREFILL, "d1": Role.DECODE}
@@ -209,3 +210,24 @@ def test_the_five_stages_add_up_to_the_request_s_life(tokenizer: Tokenizer, topo
     assert clock.ended_s is not None
     total = sum(getattr(stages, name) for name in stages.__struct_fields__)
     assert total == pytest.approx(clock.ended_s - clock.arrived_s)
+
+
+def test_an_instance_with_a_smaller_pool_that_comes_later_gets_only_what_it_can_hold(
+    tokenizer: Tokenizer,
+) -> None:
+    """A long sequence on it would be preempted and prefilled again for ever."""
+
+    def make(role: Role, name: str, epoch: int) -> Rig:
+        return Rig(role, name=name, epoch=epoch, num_blocks=6 if name == "m0" else 64)
+
+    town = Town(tokenizer, DISAGGREGATED, make_rig=make)
+    long = [town.ask(spec(list(range(i, i + 20)), max_tokens=30)) for i in range(6)]
+    for _ in range(30):
+        town.tick()
+    town.add("m0", Role.MIXED)
+    short = [town.ask(spec([i, 2, 3])) for i in range(6)]
+    town.settle()
+    for client in (*long, *short):
+        assert_answered(client)
+    assert town.houses["m0"].rig.scheduler.counters.prefill_tokens > 0
+    town.check_all_free()

@@ -137,6 +137,11 @@ class Town:
         )
         return house
 
+    def add(self, name: str, role: Role) -> None:
+        """One more instance."""
+        self._roles = self._roles | {name: role}
+        self.build(name)
+
     def kill(self, name: str) -> None:
         """A worker dies: what it has not sent is lost; then it is reaped and announced."""
         house = self.houses.pop(name)

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -230,3 +231,21 @@ def test_nearly_zero_temperature_and_hopeless_logits_still_draw_a_token() -> Non
     assert draw_one(LOGITS, params(top_p=0.0)) == int(LOGITS.argmax())
     assert 0 <= draw_one(torch.full((VOCAB,), math.nan), params(top_p=0.5)) < VOCAB
     assert 0 <= draw_one(torch.full((VOCAB,), math.inf), params(top_k=3)) < VOCAB
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("rules", [{}, {"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 5}])
+def test_a_model_that_overflows_still_gives_a_token_and_finite_numbers(
+    bad: float, rules: dict[str, Any]
+) -> None:
+    """Numbers that JSON cannot hold once broke the worker's link, and so killed the worker."""
+    for logits in (
+        torch.full((1, 50), bad),
+        torch.cat([torch.zeros(1, 49), torch.tensor([[bad]])], 1),
+    ):
+        sampling = SamplingParams(max_tokens=5, seed=1, logprobs=2, **rules)
+        (drawn,) = draw_tokens(logits, [Draw(0, sampling, 0, [1, 2], 1)], 50)
+        assert 0 <= drawn.token_id < 50
+        assert drawn.logprobs is not None
+        numbers = [drawn.logprobs.logprob, *(value for _, value in drawn.logprobs.top)]
+        assert all(math.isfinite(number) for number in numbers)

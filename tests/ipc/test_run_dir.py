@@ -50,3 +50,10 @@ def test_the_default_is_systemds_then_the_users(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("RUNTIME_DIRECTORY")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
     assert default_run_dir() == Path("/run/user/7/distserved")
+
+
+@pytest.mark.parametrize("name", ["lock", "workers.ipc", "admin.ipc"])
+def test_a_directory_where_a_file_belongs_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(RunDirUnusable, match=f"{name}: Is a directory"), owned(tmp_path):
+        raise AssertionError("usable")

@@ -263,3 +263,22 @@ async def test_a_call_knows_how_it_is_to_be_told(model: ServedModel) -> None:
     call = await chat(model, stream=True, stream_options=options, return_timing=True, n=3)
     assert (call.dialect, call.stream, call.include_usage) == (Dialect.CHAT, True, True)
     assert (call.continuous_usage, call.return_timing, call.num_choices) == (True, True, 3)
+
+
+async def test_an_answer_of_gigabytes_is_not_asked_for_by_a_small_request(
+    model: ServedModel,
+) -> None:
+    how = {"echo": True, "logprobs": 20, "max_tokens": 0, "n": 16}
+    with pytest.raises(InvalidRequest, match="log probabilities; 1000000 are the most"):
+        await completion(model, prompt=[[5] * 200] * 30, **how)
+
+
+async def test_a_templates_own_variables_cannot_be_replaced_by_a_client(
+    model: ServedModel,
+) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    plain = await chat(model, messages=messages)
+    kwargs = {"bos_token": "n" * 1000, "eos_token": "e" * 1000}
+    assert (await chat(model, messages=messages, chat_template_kwargs=kwargs)).specs[0].prompt == (
+        plain.specs[0].prompt
+    )
