@@ -5,6 +5,7 @@ the workers' room.
 """
 
 import argparse
+import importlib.metadata
 import logging
 import os
 import sys
@@ -35,6 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if arguments else EXIT_USAGE
+    if arguments[0] == "--version":
+        print(f"distserve {importlib.metadata.version('distserved')}")
+        return 0
     command = COMMANDS.get(arguments[0])
     if command is None:
         print(f"distserve: there is no command {arguments[0]!r}\n\n{USAGE}", file=sys.stderr)

@@ -128,6 +128,13 @@ class Daemon:
             return
         self._is_announced = True
         self._notifier.ready(self._node.progress)
+        num_ready = sum(ward.is_ready for ward in self._supervisor.wards.values())
+        if num_ready < len(self._supervisor.wards):
+            logger.info(
+                "%d of %d instances are ready, the others are still loading",
+                num_ready,
+                len(self._supervisor.wards),
+            )
         for line in _welcome(self._config.model_id, self._url):
             logger.info("%s", line)
 

@@ -231,7 +231,7 @@ class Supervisor:
                 self._introduce(peer, life)
         ready = life.ready[life.leader]
         logger.info(
-            "%s is ready after %.1f s: %d blocks of %d tokens, %s kernels",
+            "%s is ready: loaded in %.1f s, %d blocks of %d tokens, %s kernels",
             life.spec.name,
             ready.load_s,
             ready.layout.num_blocks,

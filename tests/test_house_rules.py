@@ -215,3 +215,13 @@ def needs_of(requirement: Requirement) -> Iterator[Requirement]:
 
 def normal(package: str) -> str:
     return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def test_no_tracked_name_could_be_taken_for_an_option() -> None:
+    """A file called `--version`, left by a test's stand-in for a compiler, was committed once."""
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    assert not [name for name in listed.stdout.splitlines() if name.startswith("-")]

@@ -50,7 +50,10 @@ class RequestRecord:
         ttft_ms = None
         if self._first_token_s is not None:
             ttft_ms = round(1000 * (self._first_token_s - self._begin_s), 1)
-        logger.info(
+        # Balancers ask for health several times a second, forever.
+        level = logging.DEBUG if scope["path"].startswith("/health") else logging.INFO
+        logger.log(
+            level,
             "request %s %s %s status=%s prompt_tokens=%s output_tokens=%s ttft_ms=%s total_ms=%s%s",
             self.request_id,
             scope["method"] if scope["method"] in _METHODS else "other",

@@ -237,13 +237,13 @@ def test_while_it_starts_it_says_so_and_refuses(tiny_llama: Path) -> None:
         eventually(lambda: answers(f"{url}/health/live"), 20, "the listener")
         health = httpx.get(f"{url}/health")
         refused = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
-        assert not any("is ready after" in line for line in service.lines), "started too fast"
+        assert not any("is ready: loaded" in line for line in service.lines), "started too fast"
         assert (health.status_code, refused.status_code) == (503, 503)
         assert re.search(r"prefill-0 (starting|loading)", health.json()["error"]["message"])
         assert refused.json()["error"]["code"] == "not_ready"
         service.until_ready()
         assert httpx.get(f"{url}/health").status_code == 200
-        assert sum("is ready after" in line for line in service.lines) == 2
+        assert sum("is ready: loaded" in line for line in service.lines) == 2
 
 
 def answers(url: str) -> bool:
