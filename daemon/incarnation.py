@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from daemon.worker_process import WorkerProcess
+from ipc.channel import ChannelClosed
 from ipc.messages import Broken, Exit, Hello, Loading, Ready
 from ipc.sockets import DaemonSocket, PeerGone
 from ipc.vocabulary import InstanceSpec, WorkerName
@@ -87,7 +88,11 @@ class Incarnation:
             process.close()
 
     def _became_ready(self, worker: WorkerName, event: Ready) -> None:
-        self.workers[worker].take_pool()
+        try:
+            self.workers[worker].take_pool()
+        except ChannelClosed as error:
+            self.doom(f"{worker} left before its pool was taken: {error}")
+            return
         self.ready[worker] = event
         if len(self.ready) == len(self.workers):
             self.progress = "ready"

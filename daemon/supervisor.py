@@ -53,7 +53,11 @@ class Ward:
 
 
 class Supervisor:
-    """Owns all worker processes of this node."""
+    """Owns all worker processes of this node.
+
+    Until the node can serve for the first time, what cannot start ends the daemon, so that a
+    mistake is seen at once; afterwards it is tried again, and the rest serves on.
+    """
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class Supervisor:
         self._num_token_ids = num_token_ids
         self._start_worker = start_worker
         self._stopping = asyncio.Event()
+        self._has_served = False
         self.wards = {spec.name: Ward(spec) for spec in config.placement.instances}
         self.on_change: Callable[[], None] = lambda: None
 
@@ -139,7 +144,7 @@ class Supervisor:
             ward.life = None
         if life.is_ready:
             self._announce_down(life, reason)
-        if life.is_hopeless and not ward.was_ever_ready:
+        if life.is_hopeless and not self._has_served:
             raise ConfigError(f"{ward.spec.name} cannot start: {reason}")
         return reason
 
@@ -165,7 +170,7 @@ class Supervisor:
     def _judge(self, ward: Ward, reason: str) -> None:
         """Record a death; give up on what never worked."""
         logger.error("%s ended: %s", ward.spec.name, reason)
-        if not ward.was_ever_ready and ward.last_exit is not None:
+        if not self._has_served and not ward.was_ever_ready and ward.last_exit is not None:
             raise StartFailed(f"{ward.spec.name} died twice before it was ready: {reason}")
         ward.last_exit = reason
         ward.restarts += 1
@@ -246,6 +251,7 @@ class Supervisor:
         self._controller.instance_up(
             Instance(life.spec.name, life.epoch, life.spec.role, ready.layout, send)
         )
+        self._has_served = self._has_served or self._controller.instances.can_serve
         self.on_change()
 
     def _announce_down(self, life: Incarnation, reason: str) -> None:

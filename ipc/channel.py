@@ -25,7 +25,11 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send_config(channel: socket.socket, config: WorkerConfig) -> None:
-    channel.sendall(orjson.dumps(msgspec.to_builtins(config)))
+    """Raises ChannelClosed."""
+    try:
+        channel.sendall(orjson.dumps(msgspec.to_builtins(config)))
+    except OSError as error:
+        raise ChannelClosed(str(error)) from error
 
 
 def receive_config(channel: socket.socket) -> WorkerConfig:
@@ -52,7 +56,10 @@ def receive_descriptor(channel: socket.socket) -> tuple[PoolDescriptor, int]:
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
-    payload, descriptors, _, _ = socket.recv_fds(channel, _MAX_BYTES, 1)
+    try:
+        payload, descriptors, _, _ = socket.recv_fds(channel, _MAX_BYTES, 1)
+    except OSError as error:  # a peer that died may reset the pair before it is read empty
+        raise ChannelClosed(str(error)) from error
     if not payload:
         raise ChannelClosed("the other end of the channel is closed")
     return payload, descriptors

@@ -54,6 +54,17 @@ def test_a_cut_channel_says_so() -> None:
             channel.receive_config(theirs)
         with pytest.raises(channel.ChannelClosed):
             channel.send_descriptor(theirs, PoolDescriptor(WorkerName("a"), 1), 0)
+        with pytest.raises(channel.ChannelClosed):
+            channel.send_config(theirs, CONFIG)
+
+
+def test_a_channel_that_is_reset_says_so() -> None:
+    """The other end was closed with something unread in it."""
+    ours, theirs = channel.make_pair()
+    channel.send_config(theirs, CONFIG)
+    ours.close()
+    with theirs, pytest.raises(channel.ChannelClosed):
+        channel.receive_config(theirs)
 
 
 def test_a_pool_smaller_than_its_layout_is_refused() -> None:
