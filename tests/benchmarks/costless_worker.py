@@ -34,6 +34,7 @@ from ipc.vocabulary import DType, FinishReason, WorkerName
 EPOCH = 1
 LAYOUT = RankLayout(Span(0, 1), Span(0, 1), 1 << 20, 32, 64, DType.BF16)
 FIRST_LETTER = ord("a")
+POLL_S = 0.001
 
 
 class CostlessWorker:
@@ -50,20 +51,31 @@ class CostlessWorker:
     def run(self) -> None:
         self._link.send(Hello(self._name, os.getpid()))
         self._link.send(Ready(LAYOUT, "costless", 0.0))
-        next_s = time.monotonic()
+        next_s = 0.0
         while True:
-            wait_s = max(0.0, next_s - time.monotonic()) if self._left else None
+            was_idle = not self._left
+            wait_s = None if was_idle else max(0.0, next_s - time.monotonic())
+            if wait_s is not None and 0 < wait_s < POLL_S:
+                # Shorter than a poll can wait: looking again and again would keep the other
+                # instances' threads from the interpreter.
+                time.sleep(wait_s)
+                wait_s = 0.0
             for command in self._link.receive(wait_s):
                 if isinstance(command, Exit):
                     return
                 self._handle(command)
+            if was_idle:
+                next_s = self._next_tick_s()
             if self._left and time.monotonic() >= next_s:
                 self._step()
                 next_s = max(next_s + self._step_s, time.monotonic())
-            elif not self._left and self._step_s:
-                # The clock ticks on for all instances alike, each at its own offset.
-                passed = (time.monotonic() - self._offset_s) // self._step_s + 1
-                next_s = self._offset_s + passed * self._step_s
+
+    def _next_tick_s(self) -> float:
+        """The clock ticks alike for all instances, each at its own offset."""
+        now_s = time.monotonic()
+        if not self._step_s:
+            return now_s
+        return self._offset_s + ((now_s - self._offset_s) // self._step_s + 1) * self._step_s
 
     def _handle(self, command: Command) -> None:
         now_s = time.monotonic()
@@ -93,6 +105,7 @@ class CostlessWorker:
 
 
 def main(endpoint: str, num_workers: str, step_s: str, times_file: str) -> None:
+    sys.setswitchinterval(0.0002)
     started_s, step = time.monotonic(), float(step_s)
     workers = [
         CostlessWorker(endpoint, number, step, started_s + step * number / int(num_workers))
