@@ -1,1 +1,1 @@
-"""The placement planner and its simulator (numpy, no torch). Nothing here yet but its place."""
+"""The placement planner: latency models, workloads, simulator, goodput, bench (numpy, no torch)."""

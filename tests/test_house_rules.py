@@ -20,7 +20,14 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("daemon", "gpu_workers", "ipc", "planner")
 MAX_LINES = 350
 MAX_PREAMBLE_LINES = 10
-PURE = ("ipc.vocabulary", "ipc.latency", "daemon.dispatch", "gpu_workers.batching")
+PURE = (
+    "ipc.vocabulary",
+    "ipc.latency",
+    "ipc.kv_layout",
+    "ipc.profile_table",
+    "daemon.dispatch",
+    "gpu_workers.batching",
+)
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 MODULES = [path for path in SOURCES if path.name != "__init__.py"]
 INITS = [path for path in SOURCES if path.name == "__init__.py"]

@@ -1,0 +1,71 @@
+"""The table that `distserve profile` measures and the planner reads. Types alone."""
+
+import msgspec
+
+from ipc.vocabulary import DType
+
+TABLE_VERSION = 2
+
+
+class PrefillPoint(msgspec.Struct, frozen=True):
+    """A step that prefills `num_prompts` prompts of `num_tokens` each."""
+
+    num_prompts: int
+    num_tokens: int
+    ms: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return 1000 * self.num_prompts * self.num_tokens / self.ms
+
+
+class DecodePoint(msgspec.Struct, frozen=True):
+    """A step that decodes `batch` sequences which hold `context` tokens each."""
+
+    batch: int
+    context: int
+    ms: float
+
+
+class MixedPoint(msgspec.Struct, frozen=True):
+    """A step that computes `num_new` tokens of one prompt, `num_cached` of it being there already,
+    beside `batch` decodes of `context` tokens each (0 decodes: a chunk alone)."""
+
+    num_new: int
+    num_cached: int
+    batch: int
+    context: int
+    ms: float
+
+
+class TransferPoint(msgspec.Struct, frozen=True):
+    """A pull of the keys and values of `num_tokens` tokens from another worker's pool."""
+
+    num_tokens: int
+    ms: float
+
+
+class ProfileTable(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured, and on what.
+
+    `saturation_tokens` is L_m, the shortest prompt that saturates the device (arXiv 2401.09670,
+    section 3.1). Steps are whole steps of the instance: of all its pipeline stages one after the
+    other. `spread` is the relative standard deviation of repeated steps.
+    """
+
+    version: int = TABLE_VERSION
+    model: str
+    device: str
+    kernels: str
+    dtype: DType
+    tp: int = 1
+    pp: int = 1
+    block_size: int
+    num_threads: int
+    saturation_tokens: int
+    kv_bytes_per_token: int
+    prefill: tuple[PrefillPoint, ...]
+    decode: tuple[DecodePoint, ...]
+    mixed: tuple[MixedPoint, ...] = ()
+    transfer: tuple[TransferPoint, ...] = ()
+    spread: float = 0.0

@@ -1,0 +1,1 @@
+"""How long a step takes: one interface, answered by a measured table, a fit, or a roofline."""

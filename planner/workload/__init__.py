@@ -1,0 +1,1 @@
+"""What arrives: lengths and arrival times, named, read from a trace, fitted and resampled."""

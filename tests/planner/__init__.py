@@ -1,0 +1,1 @@
+"""Tests of the planner: latency models, workloads, simulator, goodput, bench."""
