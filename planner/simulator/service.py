@@ -1,4 +1,4 @@
-"""What is simulated: instances with their latency models and KV pools, and the service's own costs."""
+"""What is simulated: instances with their latency models and pools, and the daemon's own costs."""
 
 from dataclasses import dataclass, field
 

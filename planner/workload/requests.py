@@ -1,4 +1,4 @@
-"""A workload as the simulator and the bench take it: when requests arrive, and how long they are."""
+"""A workload as simulator and bench take it: when requests arrive, and how long they are."""
 
 from dataclasses import dataclass
 from typing import Self

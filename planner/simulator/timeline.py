@@ -10,7 +10,7 @@ from planner.workload.requests import Floats, Requests
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Timeline:
     """Times in seconds from the run's start, as the client would see them, each float64[N].
 
     The five stages of the paper (section 6.3) lie between them: prefill queue up to
