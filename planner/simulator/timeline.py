@@ -16,7 +16,7 @@ class Timeline:
     The five stages of the paper (section 6.3) lie between them: prefill queue up to
     `prefill_start_s`, prefill up to `prefill_end_s`, decode queue up to `pull_start_s` and from
     `pull_end_s` to `decode_start_s`, transfer between the two pulls, decode from there on. A
-    request of one token ends with its prefill: its later times are equal to `first_token_s`.
+    request of one token ends with its prefill: its later stages are empty.
     Stages are of the first passage; what a preemption adds shows in `last_token_s` alone.
     """
 

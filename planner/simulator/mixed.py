@@ -1,0 +1,197 @@
+"""A colocated instance: the same pool prefills and decodes, and its steps do one or both.
+
+Prefill-first runs waiting prompts whole while the decodes stand still, as the paper's vLLM did;
+chunked fills a token budget with the decodes and parts of prompts (Sarathi, DeepSpeed-MII).
+"""
+
+import bisect
+from collections.abc import Callable
+
+from gpu_workers.batching import pack_prefill, prefill_chunk
+from planner.latency.interface import Chunk
+from planner.simulator.decode import DecodePool
+from planner.simulator.lane import Lane
+from planner.simulator.passage import Agenda, Passage, Record
+from planner.simulator.service import InstanceModel, Service
+
+
+class _Started:
+    """A prompt that a lane computes in chunks."""
+
+    __slots__ = ("num_computed", "num_new", "passage")
+
+    def __init__(self, passage: Passage) -> None:
+        self.passage = passage
+        self.num_computed = 0
+        self.num_new = 0  # in the running step
+
+    @property
+    def remaining(self) -> int:
+        return self.passage.num_tokens - self.num_computed
+
+
+class MixedLane(Lane):
+    """A lane whose steps may compute prompts. `is_running` covers runs of decode steps alone."""
+
+    pool: "MixedInstance"
+
+    def __init__(self, pool: "MixedInstance") -> None:
+        super().__init__(pool)
+        self.is_prefilling = False
+        self._batch: list[Passage] = []
+        self._started: list[_Started] = []
+
+    @property
+    def load(self) -> int:
+        return super().load + len(self._batch) + len(self._started)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.is_running and not self.is_prefilling
+
+    def leave(self, now_s: float) -> None:
+        super().leave(now_s)
+        self.is_prefilling = False
+        done, self._batch = self._batch, []
+        done += self._take_chunks()
+        for passage in done:
+            self.pool.prefilled(self, passage, now_s)
+
+    def plan(self, now_s: float) -> None:
+        self.started_s, self.num_steps = now_s, 0
+        if self.pool.chunk_tokens is not None:
+            seconds = self._chunked_step(now_s, self.pool.chunk_tokens)
+        else:
+            seconds = self._whole_step(now_s)
+        if seconds is None:
+            super().plan(now_s)
+            return
+        self.is_prefilling = True
+        self._wake(now_s + seconds + self.pool.overheads.prefill_step_s)
+
+    def _whole_step(self, now_s: float) -> float | None:
+        """Prompts first, whole; None when none waits or fits."""
+        self._batch = self.pool.next_batch(now_s)
+        if not self._batch:
+            return None
+        estimate = self.pool.latency.prefill([Chunk(p.num_tokens) for p in self._batch])
+        return self.pool.num_lanes * estimate.seconds
+
+    def _chunked_step(self, now_s: float, budget: int) -> float | None:
+        """Every decode, and chunks of prompts in what the budget leaves; None without prompts."""
+        if not self._started and not self.pool.waiting:
+            return None
+        self._make_room(now_s)
+        batch, context = len(self.members), self._context_tokens
+        self.pool.free -= self._growth(1) if batch else 0
+        budget -= batch
+        self._started += self._newcomers(now_s, budget)
+        chunks = self._chunks(budget)
+        if not chunks:
+            self.pool.free += self._growth(1) if batch else 0
+            return None
+        self.num_steps = 1 if batch else 0
+        estimate = self.pool.latency.mixed(chunks, batch, context)
+        return self.pool.num_lanes * estimate.seconds + batch * self.pool.overheads.decode_row_s
+
+    def _newcomers(self, now_s: float, budget: int) -> list[_Started]:
+        wanted = budget - sum(started.remaining for started in self._started)
+        newcomers = []
+        while wanted > 0 and (passage := self.pool.next_one(now_s)) is not None:
+            newcomers.append(_Started(passage))
+            wanted -= passage.num_tokens
+        return newcomers
+
+    def _chunks(self, budget: int) -> list[Chunk]:
+        sizes = prefill_chunk([started.remaining for started in self._started], budget=budget)
+        for started, num_new in zip(self._started, sizes, strict=False):
+            started.num_new = num_new
+        return [
+            Chunk(started.num_new, started.num_computed)
+            for started in self._started
+            if started.num_new
+        ]
+
+    def _take_chunks(self) -> list[Passage]:
+        """The step is over. Returns the prompts that it finished."""
+        for started in self._started:
+            started.num_computed += started.num_new
+            started.num_new = 0
+        done = [started.passage for started in self._started if not started.remaining]
+        self._started = [started for started in self._started if started.remaining]
+        return done
+
+
+class MixedInstance(DecodePool):
+    """Prefill dispatch sees a queue; the decode side sees prompts that are there already."""
+
+    lane_type = MixedLane
+    lanes: list[MixedLane]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        service: Service,
+        model: InstanceModel,
+        agenda: Agenda,
+        record: Record,
+        *,
+        on_preempted: Callable[[float, Passage], None],
+    ) -> None:
+        super().__init__(service, model, agenda, record, on_preempted=on_preempted)
+        self.queued_tokens = 0
+        self.chunk_tokens = model.chunk_tokens
+        self.waiting: list[Passage] = []
+        self._limits = model.limits
+
+    def arrive(self, now_s: float, passage: Passage) -> None:
+        """A prompt to prefill here; an idle lane takes it now, else the next to end a step."""
+        self.queued_tokens += passage.num_tokens
+        bisect.insort(self.waiting, passage)
+        for lane in self.lanes:
+            if lane.is_idle:
+                lane.plan(now_s)
+                return
+        running = [lane for lane in self.lanes if lane.is_running and not lane.is_prefilling]
+        if running:
+            min(running, key=lambda lane: lane.next_boundary(now_s)).stop_from(now_s)
+
+    def next_batch(self, now_s: float) -> list[Passage]:
+        """Whole prompts from the head of the queue, packed to L_m; their blocks are reserved."""
+        count = pack_prefill(
+            (passage.waiting for passage in self.waiting),
+            max_tokens=self._limits.prefill_tokens,
+            free_blocks=self.room(now_s),
+            free_places=self._max_batch - self.num_admitted,
+        )
+        batch = self.waiting[:count]
+        del self.waiting[:count]
+        for passage in batch:
+            self._start(passage, now_s)
+        return batch
+
+    def next_one(self, now_s: float) -> Passage | None:
+        """The head of the queue, if it has room."""
+        if not self.waiting or not self._may_enter(self.waiting[0], now_s):
+            return None
+        passage = self.waiting.pop(0)
+        self._start(passage, now_s)
+        return passage
+
+    def prefilled(self, lane: MixedLane, passage: Passage, now_s: float) -> None:
+        """Its first token is drawn; it goes on in the lane that computed it."""
+        self.queued_tokens -= passage.num_tokens
+        passage.remaining -= 1
+        if passage.is_first:
+            self.record.first_token(passage.index, now_s, self.overheads.token_s)
+        if passage.remaining:
+            lane.join(passage, now_s)
+        else:
+            self.free += passage.blocks
+            self.ended(passage, now_s)
+
+    def _start(self, passage: Passage, now_s: float) -> None:
+        self.take(passage.blocks, now_s)
+        self.num_admitted += 1
+        self.used_blocks += passage.blocks
+        if passage.is_first:
+            self.record.prefill_start_s[passage.index] = now_s
