@@ -1,0 +1,1 @@
+"""Published figures that the planner ships: compact summaries, each naming its source."""
