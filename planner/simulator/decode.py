@@ -6,6 +6,7 @@ blocks and one growth block for each running sequence fit, in order of arrival.
 
 import bisect
 from collections.abc import Callable
+from math import inf, nextafter
 from operator import itemgetter
 
 from gpu_workers.batching import DecodeAdmission
@@ -147,5 +148,6 @@ class DecodePool:
             self.record.pull_end_s[passage.index] = end_s
         passage.source.release(passage, end_s)
         lane = min(self.lanes, key=lambda lane: lane.load) if self.num_lanes > 1 else self.lanes[0]
-        lane.expect(passage, end_s)
+        # What a boundary's plan pulls cannot be in that boundary's step, however fast the link.
+        lane.expect(passage, max(end_s, nextafter(now_s, inf)))
         return seconds

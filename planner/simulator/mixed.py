@@ -65,9 +65,11 @@ class MixedLane(Lane):
             seconds = self._whole_step(now_s)
         if seconds is None:
             super().plan(now_s)
-            return
-        self.is_prefilling = True
-        self._wake(now_s + seconds + self.pool.overheads.prefill_step_s)
+        else:
+            self.is_prefilling = True
+            self._wake(now_s + seconds + self.pool.overheads.prefill_step_s)
+        if self.pool.waiting:
+            self.pool.stop_others(self, now_s)
 
     def _whole_step(self, now_s: float) -> float | None:
         """Prompts first, whole; None when none waits or fits."""
@@ -151,9 +153,13 @@ class MixedInstance(DecodePool):
             if lane.is_idle:
                 lane.plan(now_s)
                 return
-        running = [lane for lane in self.lanes if lane.is_running and not lane.is_prefilling]
-        if running:
-            min(running, key=lambda lane: lane.next_boundary(now_s)).stop_from(now_s)
+        self.stop_others(None, now_s)
+
+    def stop_others(self, planning: MixedLane | None, now_s: float) -> None:
+        """What waits is for whichever lane ends a step next."""
+        for lane in self.lanes:
+            if lane is not planning and lane.is_running and not lane.is_prefilling:
+                lane.stop_from(now_s)
 
     def next_batch(self, now_s: float) -> list[Passage]:
         """Whole prompts from the head of the queue, packed to L_m; their blocks are reserved."""

@@ -34,6 +34,7 @@ class PrefillEngine:
         self._free = model.kv_blocks
         self._releases: list[tuple[float, int]] = []  # a heap: blocks that come back, and when
         self._stage_free_s = [0.0] * model.latency.num_stages
+        self._following_s = -1.0  # the last wake-up asked for
 
     def arrive(self, now_s: float, passage: Passage) -> None:
         self.queued_tokens += passage.num_tokens
@@ -44,6 +45,8 @@ class PrefillEngine:
             waiting.append(passage)
         if self._stage_free_s[0] <= now_s:
             self._start(now_s)
+        else:
+            self._follow()
 
     def release(self, passage: Passage, when_s: float) -> None:
         """Its blocks are free from then on: pulled, or ended by the first token."""
@@ -82,8 +85,15 @@ class PrefillEngine:
             if passage.is_first:
                 starts_s[passage.index] = now_s
         self._agenda.add(self._through_stages(now_s, stage_s), self._done, batch)
-        if self._waiting and len(self._stage_free_s) > 1:
-            self._agenda.add(self._stage_free_s[0], self._wake, None)
+        if self._waiting:
+            self._follow()
+
+    def _follow(self) -> None:
+        """The next batch enters behind the running one; with one stage its end says when."""
+        free_s = self._stage_free_s[0]
+        if len(self._stage_free_s) > 1 and self._following_s < free_s:
+            self._following_s = free_s
+            self._agenda.add(free_s, self._wake, None)
 
     def _through_stages(self, now_s: float, stage_s: float) -> float:
         """When a batch that enters now has left the last stage."""
