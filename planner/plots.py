@@ -1,0 +1,141 @@
+"""The planner's figures: attainment curves, stage bars, latency distributions, as SVG.
+
+Deterministic: the same figures make the same bytes. Colours are Okabe and Ito's, which stay apart
+for every kind of colour vision; markers and line styles differ too.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from planner.errors import PlannerError
+from planner.workload.requests import Floats, Ints
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_GREY = "#666666"
+_STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "distserve",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e5e5e5",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
+_SIZE_INCHES = (6.4, 4.0)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Shares (0 to 1) over something, with the ends of their intervals where there are some."""
+
+    label: str
+    at: Sequence[float]
+    shares: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    is_model: bool = False  # predicted rather than measured: a dashed line
+
+
+def attainment_against_rate(
+    path: Path, curves: Sequence[Curve], *, target: float | None = None, per_gpu: bool = False
+) -> None:
+    """SLO attainment over the request rate (the paper's figures 8 and 9, upper rows)."""
+    unit = "requests per second and GPU" if per_gpu else "requests per second"
+    with _drawn(path) as axes:
+        _draw_curves(axes, curves, target)
+        axes.set_xlabel(f"Rate ({unit})")
+        axes.set_xlim(left=0)
+
+
+def attainment_against_scale(
+    path: Path, curves: Sequence[Curve], *, target: float | None = None
+) -> None:
+    """SLO attainment over the SLO scale: 1 is the target as given, left of it is stricter."""
+    with _drawn(path) as axes:
+        _draw_curves(axes, curves, target)
+        axes.set_xlabel("SLO scale")
+        axes.set_xlim(left=0)
+
+
+def stage_bars(path: Path, runs: Mapping[str, Mapping[str, float]]) -> None:
+    """Mean seconds in each stage, one bar for each run (the paper's figure 10, left)."""
+    stages = list(dict.fromkeys(itertools.chain.from_iterable(runs.values())))
+    with _drawn(path) as axes:
+        left = np.zeros(len(runs))
+        for stage, colour in zip(stages, itertools.cycle(_COLOURS), strict=False):
+            widths = np.array([stages_s.get(stage, 0.0) for stages_s in runs.values()])
+            label = stage.replace("_", " ")
+            axes.barh(list(runs), widths, left=left, height=0.6, color=colour, label=label)
+            left += widths
+        axes.set_xlabel("Mean time (s)")
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.figure.legend(loc="outside upper center", ncols=max(1, len(stages)), columnspacing=1)
+
+
+def latency_cdf(
+    path: Path, samples_s: Mapping[str, Floats], *, quantity: str, target_s: float | None = None
+) -> None:
+    """Which share of the samples is at most so long; `quantity` names them, as in "TTFT"."""
+    with _drawn(path) as axes:
+        for (label, values_s), colour in zip(samples_s.items(), itertools.cycle(_COLOURS)):
+            ordered = np.sort(values_s[~np.isnan(values_s)])
+            shares = np.arange(1, len(ordered) + 1) / max(1, len(ordered))
+            axes.step(ordered, 100 * shares, where="post", color=colour, label=label)
+        if target_s is not None:
+            axes.axvline(target_s, color=_GREY, linestyle=":", label="target")
+        axes.set_xlabel(f"{quantity} (s)")
+        axes.set_ylabel("Share of requests (%)")
+        axes.set_xlim(left=0)
+        axes.set_ylim(0, 101)
+        axes.legend(loc="lower right")
+
+
+def _draw_curves(axes: Axes, curves: Sequence[Curve], target: float | None) -> None:
+    for curve, colour, marker in zip(curves, itertools.cycle(_COLOURS), itertools.cycle(_MARKERS)):
+        order = np.argsort(curve.at)
+        at = np.asarray(curve.at)[order]
+        line = "--" if curve.is_model else "-"
+        axes.plot(
+            at, _percent(curve.shares, order), line, color=colour, marker=marker, label=curve.label
+        )
+        if curve.low is not None and curve.high is not None:
+            low, high = _percent(curve.low, order), _percent(curve.high, order)
+            axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+    if target is not None:
+        axes.axhline(100 * target, color=_GREY, linestyle=":", label=f"target {target:.0%}")
+    axes.set_ylabel("SLO attainment (%)")
+    axes.set_ylim(0, 102)
+    axes.legend(loc="lower left")
+
+
+def _percent(shares: Sequence[float], order: Ints) -> Floats:
+    ordered: Floats = np.asarray(shares, dtype=np.float64)[order]
+    return 100 * ordered
+
+
+@contextmanager
+def _drawn(path: Path) -> Iterator[Axes]:
+    """Axes to draw on; the file is written when they are left."""
+    if path.suffix.lower() != ".svg":
+        raise PlannerError(f"figures are written as SVG: {path} must end with .svg")
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+        yield figure.add_subplot()
+        try:
+            figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+        except OSError as error:
+            raise PlannerError(f"{path} cannot be written: {error.strerror}") from error
