@@ -1,0 +1,155 @@
+"""Estimates with intervals, from one run whose requests are not independent.
+
+Requests that wait for one another miss together, so a run of N requests says less than N answers
+would. Batch means measure by how much: ten batches, the correlation that is left between them
+taken out as for a first-order autoregression, Student's t with nine degrees of freedom. Shares
+near one are skewed and may show no miss at all; they get Wilson's score interval over the
+*effective* number of requests, which is never taken to be larger than the ranks of the latencies
+behind the hits allow: latencies show the queue's memory even where nobody missed.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from planner.workload.requests import Floats
+
+Bools = NDArray[np.bool_]
+
+NUM_BATCHES = 10
+MIN_VALUES = 2 * NUM_BATCHES
+MAX_CORRELATION = 0.8  # beyond it a run is too short to know how much it knows
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the range that covers the long-run value with the chosen confidence."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+    def divided(self, divisor: float) -> "Interval":
+        return Interval(self.value / divisor, self.low / divisor, self.high / divisor)
+
+
+def wilson(num_hits: int, count: int, confidence: float = 0.95) -> Interval:
+    """A share of independent answers (Wilson 1927): short runs whose requests do not interact."""
+    quantile = float(special.ndtri((1 + confidence) / 2))
+    return _score(num_hits / count, count, quantile)
+
+
+def share(hits: Bools, signal: Floats, confidence: float = 0.95) -> Interval:
+    """The long-run share of hits.
+
+    Args:
+        hits: in order of arrival, bool[N].
+        signal: the latency (or margin) that decides each hit, float64[N].
+    """
+    size = effective_size(hits, signal)
+    return _score(float(hits.mean()), size, _t_quantile(confidence))
+
+
+def mean(values: Floats, confidence: float = 0.95) -> Interval:
+    """The long-run mean of values in order of arrival, by batch means."""
+    value = float(values.mean())
+    error = float(values.std()) * _relative_variance(values) ** 0.5
+    half_width = _t_quantile(confidence) * error
+    return Interval(value, value - half_width, value + half_width)
+
+
+def percentile(values: Floats, level: float, confidence: float = 0.95) -> Interval:
+    """The long-run quantile at `level` (0 to 1): the interval of the share of values at or below
+    the estimate, read back through the quantile function."""
+    ordered = np.sort(values)
+    value = float(ordered[_rank(len(ordered), level)])
+    at_most = _score(level, effective_size(values <= value, values), _t_quantile(confidence))
+    low, high = (float(ordered[_rank(len(ordered), at)]) for at in (at_most.low, at_most.high))
+    return Interval(value, low, high)
+
+
+def paired_difference(
+    first: Floats | Bools, second: Floats | Bools, confidence: float = 0.95
+) -> Interval:
+    """Mean of first - second over the same requests in two runs.
+
+    What both runs share, they share by request: their arrivals and lengths cancel. Outcomes that
+    agree everywhere still leave room for a request that would have told them apart.
+    """
+    found = mean(first.astype(np.float64) - second.astype(np.float64), confidence)
+    if first.dtype != np.bool_:
+        return found
+    least = 1.0 - wilson(len(first), len(first), confidence).low
+    half_width = max(found.half_width, least)
+    return Interval(found.value, found.value - half_width, found.value + half_width)
+
+
+def effective_size(hits: Bools, signal: Floats) -> float:
+    """How many independent requests would say as much about the share of hits."""
+    relative = max(_relative_variance(hits.astype(np.float64)), _relative_variance(_ranks(signal)))
+    return float(min(max(1.0 / relative, 1.0), len(hits)))
+
+
+def _ranks(values: Floats) -> Floats:
+    """Equal values share the middle of their ranks."""
+    ordered = np.sort(values)
+    below, upto = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
+    return (below + upto) / 2
+
+
+def _relative_variance(values: Floats) -> float:
+    """Variance of the mean over the variance of a value: 1/N for independent ones."""
+    independent = 1.0 / len(values)
+    spread = float(values.var())
+    if len(values) < MIN_VALUES or spread == 0.0:
+        return independent
+    size = len(values) // NUM_BATCHES
+    batches = values[len(values) - size * NUM_BATCHES :].reshape(NUM_BATCHES, size).mean(axis=1)
+    of_mean = float(batches.var(ddof=1)) / NUM_BATCHES * _inflation(batches)
+    return max(of_mean / spread, independent)
+
+
+def _inflation(batches: Floats) -> float:
+    """Variance of a mean of correlated batches over that of independent ones, AR(1).
+
+    The sample's correlation is too low by about 1/n on average; it is put back.
+    """
+    centred = batches - batches.mean()
+    power = float(centred @ centred)
+    if power == 0.0:
+        return 1.0
+    correlation = float(centred[1:] @ centred[:-1]) / power + 1 / NUM_BATCHES
+    correlation = min(max(correlation, 0.0), MAX_CORRELATION)
+    return (1 + correlation) / (1 - correlation)
+
+
+def _score(value: float, size: float, quantile: float) -> Interval:
+    weight = quantile**2 / size
+    centre = (value + weight / 2) / (1 + weight)
+    spread = max(value * (1 - value), 0.0) / size + (quantile / (2 * size)) ** 2
+    half_width = quantile / (1 + weight) * spread**0.5
+    # Rounding may leave the ends a hair beyond the estimate, or beyond the possible.
+    low = max(min(centre - half_width, value), 0.0)
+    return Interval(value, low, min(max(centre + half_width, value), 1.0))
+
+
+def _rank(count: int, level: float) -> int:
+    """Index of the smallest value that at least `level` of `count` sorted ones do not exceed."""
+    return min(max(int(np.ceil(level * count - 1e-9)) - 1, 0), count - 1)
+
+
+@cache
+def student_t(level: float, degrees: int) -> float:
+    """The quantile of Student's t."""
+    return float(special.stdtrit(degrees, level))
+
+
+def _t_quantile(confidence: float) -> float:
+    return student_t(confidence + (1 - confidence) / 2, NUM_BATCHES - 1)
