@@ -125,5 +125,5 @@ def _drawn_in(counts: Floats, squared_cv: float) -> Floats:
 
 
 def _cumulative(window_s: float, rates: Floats) -> tuple[Floats, Floats]:
-    edges_s = window_s * np.arange(len(rates) + 1)
-    return edges_s, np.concatenate([[0.0], np.cumsum(rates * window_s)])
+    edges_s = window_s * np.arange(len(rates) + 1, dtype=np.float64)
+    return edges_s, np.concatenate([np.zeros(1), np.cumsum(rates * window_s)])

@@ -16,7 +16,7 @@ from planner.errors import PlannerError
 from planner.workload.arrival_fit import fit_arrivals
 from planner.workload.requests import Ints
 from planner.workload.tables import LengthTable
-from planner.workload.trace import parse_tokens, read_columns, read_trace
+from planner.workload.trace_file import parse_tokens, read_columns, read_trace
 
 DATA_DIR = Path(__file__).parent / "data"
 MAX_PAIRS = 4000

@@ -36,7 +36,8 @@ class GapFamily(StrEnum):
     def cdf(self, shape: float, gaps: Floats) -> Floats:
         if self is GapFamily.GAMMA:
             return np.asarray(special.gammainc(shape, shape * gaps), np.float64)
-        return -np.expm1(-((gaps * special.gamma(1 + 1 / shape)) ** shape))
+        scale = float(special.gamma(1 + 1 / shape))
+        return np.asarray(-np.expm1(-((gaps * scale) ** shape)), np.float64)
 
     def mean_log_density(self, shape: float, gaps: Floats) -> float:
         log_gaps = np.log(gaps)

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import WorkloadError
-from planner.workload.requests import Ints
+from planner.workload.requests import Floats, Ints
 from planner.workload.rows import RowPicks
 from planner.workload.streams import Stream, generator
-from planner.workload.trace import MAX_TOKENS
+from planner.workload.trace_file import MAX_TOKENS
 
 # Requests are drawn so many at a time where some may be dropped; a fixed number, or the first
 # requests of a longer draw would not be those of a shorter one.
@@ -73,7 +73,12 @@ class LengthRules:
     def _scaled(self, tokens: Ints) -> Ints:
         if self.scale == 1.0:
             return tokens
-        return np.clip(np.rint(tokens * self.scale), 1, MAX_TOKENS).astype(np.int64)
+        return whole_tokens(np.asarray(tokens * self.scale, np.float64))
+
+
+def whole_tokens(lengths: Floats) -> Ints:
+    """Rounded to whole tokens, at least 1."""
+    return np.asarray(np.clip(np.rint(lengths), 1, MAX_TOKENS), np.int64)
 
 
 class Lengths(Protocol):
@@ -133,7 +138,7 @@ class LogNormal:
 
     def draw(self, num: int, random: np.random.Generator) -> Ints:
         tokens = self.median * np.exp(self.log_sd * random.standard_normal(num))
-        return np.clip(np.rint(tokens), 1, MAX_TOKENS).astype(np.int64)
+        return whole_tokens(tokens)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ whole tokens, at least one. A file that is anything else ends in one sentence th
 
 import csv
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -80,19 +81,17 @@ def parse_tokens(where: str, column: str, text: str) -> int:
 
 
 def _open(path: Path) -> TextIO:
-    if not path.exists():
-        raise WorkloadError(f"{path}: no such file")
-    if not path.is_file():
-        raise WorkloadError(f"{path}: is not a file")
+    if not os.path.isfile(path):
+        raise WorkloadError(
+            f"{path}: {'is not a file' if os.path.exists(path) else 'no such file'}"
+        )
     try:
         return path.open(encoding="utf-8-sig", newline="")
     except OSError as error:
         raise WorkloadError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _fields(
-    path: Path, file: TextIO, wanted: tuple[str, ...]
-) -> Iterator[tuple[str, list[str]]]:
+def _fields(path: Path, file: TextIO, wanted: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
     reader = csv.reader(file)
     header = [name.strip() for name in next(reader, [])]
     columns = _columns(path, header, wanted)
