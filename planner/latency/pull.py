@@ -1,0 +1,40 @@
+"""How long a decode instance takes to pull one prompt's keys and values.
+
+Every rank pulls its own part, all at once, each over a link of its own: what counts is the
+largest part. Queues for a shared link are the simulator's affair.
+"""
+
+from dataclasses import dataclass
+
+from ipc.vocabulary import Parallelism
+from planner.devices import DeviceSheet
+from planner.memory import layers_per_stage
+from planner.model_shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Pull:
+    """A straight line: the handshake, then bytes over the link of the rank with most to copy."""
+
+    bytes_per_token: float
+    bytes_per_s: float
+    handshake_s: float = 0.0
+
+    def seconds(self, num_tokens: int) -> float:
+        return self.handshake_s + num_tokens * self.bytes_per_token / self.bytes_per_s
+
+
+def pull_bytes_per_token(shape: ModelShape, parallelism: Parallelism) -> float:
+    """What one rank of an instance of this shape copies for each token of a prompt."""
+    elements = shape.kv_elements_per_layer(parallelism.tp)
+    return layers_per_stage(shape, parallelism.pp) * elements * shape.kv_bits / 8
+
+
+def pull_over(
+    device: DeviceSheet, shape: ModelShape, parallelism: Parallelism, *, across_nodes: bool = False
+) -> Pull:
+    """A pull over the device's links: within a node, or across nodes."""
+    per_token = pull_bytes_per_token(shape, parallelism)
+    if across_nodes:
+        return Pull(per_token, device.inter_bytes_per_s, device.inter_handshake_s)
+    return Pull(per_token, device.intra_bytes_per_s, device.intra_handshake_s)
