@@ -1,7 +1,7 @@
 """Arrivals fitted from a trace: a rate that varies with time, times renewal gaps.
 
-The span is cut into windows of 10 to 60 s. Their rates make a cumulative rate Lambda(t) that is
-linear within each; mapped by it, the trace's gaps have mean one, and a Gamma or a Weibull
+The span is cut into windows of about 10 to 60 s. Their rates make a cumulative rate Lambda(t)
+that is linear within each; mapped by it, the trace's gaps have mean one, and a Gamma or a Weibull
 distribution is fitted to them. Counts of a window scatter even at a constant rate; the windows'
 rates are drawn towards the mean by just so much that the fitted process scatters as the trace
 does, rather than once for the observed counts and once more for its own draws.

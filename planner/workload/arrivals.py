@@ -11,7 +11,6 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from planner.errors import WorkloadError
 from planner.workload.arrival_fit import ArrivalFit
 from planner.workload.gap_families import GapFamily
 from planner.workload.requests import Floats, Requests
@@ -24,7 +23,10 @@ class Arrivals(Protocol):
 
     @property
     def own_rate(self) -> float | None:
-        """Requests per second of the trace behind it; None without one, and the rate is 1."""
+        """Requests per second of the trace behind it, infinite where all arrive at once.
+
+        None without a trace: then `times` has the rate 1.
+        """
         ...
 
     def times(self, num: int, seed: int) -> Floats:
@@ -92,14 +94,14 @@ class Replay:
 
     @property
     def own_rate(self) -> float:
-        return trace_rate(self.trace)
+        return self.trace.rate
 
     def times(self, num: int, seed: int) -> Floats:
         own_s = self.trace.arrival_s
         num_passes, rows = np.divmod(np.arange(num), len(own_s))
         if num <= len(own_s):
             return own_s[rows]
-        period_s = float(own_s[-1] - own_s[0]) + 1 / trace_rate(self.trace)
+        period_s = float(own_s[-1] - own_s[0]) + 1 / self.trace.rate
         return own_s[rows] + num_passes * period_s
 
 
@@ -112,7 +114,7 @@ class Resampled:
 
     @property
     def own_rate(self) -> float:
-        return trace_rate(self.trace)
+        return self.trace.rate
 
     @cached_property
     def gaps_s(self) -> Floats:
@@ -121,12 +123,3 @@ class Resampled:
 
     def times(self, num: int, seed: int) -> Floats:
         return np.cumsum(self.gaps_s[self.picks.pick(num, len(self.trace), seed)])
-
-
-def trace_rate(trace: Requests) -> float:
-    """Mean rate of a trace, which must span some time."""
-    if not np.isfinite(trace.rate):
-        raise WorkloadError(
-            f"the trace has {len(trace)} request(s) at one point in time, so no rate of its own"
-        )
-    return trace.rate

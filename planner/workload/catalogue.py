@@ -14,15 +14,7 @@ import numpy as np
 
 from planner.errors import WorkloadError
 from planner.workload.arrival_fit import fit_arrivals
-from planner.workload.arrivals import (
-    Arrivals,
-    Evenly,
-    Modulated,
-    Renewal,
-    Replay,
-    Resampled,
-    trace_rate,
-)
+from planner.workload.arrivals import Arrivals, Evenly, Modulated, Renewal, Replay, Resampled
 from planner.workload.lengths import LengthRules, SyntheticLengths, TableLengths
 from planner.workload.requests import Requests
 from planner.workload.rows import Blocks, Independent, InOrder, RowPicks
@@ -180,7 +172,6 @@ def _traced(trace: Requests, choice: ArrivalChoice, picks: RowPicks) -> Arrivals
         case ArrivalKind.REPLAY:
             return Replay(trace)
         case ArrivalKind.RESAMPLE:
-            trace_rate(trace)
             return Resampled(trace, picks)
         case ArrivalKind.FITTED:
             return Modulated(fit_arrivals(trace.arrival_s))

@@ -52,4 +52,9 @@ class Workload:
             return 1.0
         if not 0 < rate < math.inf:
             raise WorkloadError(f"the rate must be above zero requests a second, not {rate:g}")
-        return (self.own_rate or 1.0) / rate
+        own_rate = self.own_rate or 1.0
+        if own_rate == math.inf:
+            raise WorkloadError(
+                f"{self.name}: all requests arrive at once, so they cannot be stretched to a rate"
+            )
+        return own_rate / rate
