@@ -35,6 +35,13 @@ class Distribution(msgspec.Struct, frozen=True):
         return cls(float(known.mean()), float(p50), float(p90), float(p99))
 
 
+class Failed(msgspec.Struct, frozen=True):
+    """How many failed in one way, and what the first of them said."""
+
+    count: int
+    example: str
+
+
 class Latencies(msgspec.Struct, frozen=True):
     """Of the requests that have an answer, live or simulated. TPOT is of those with two tokens or
     more; a stage that nobody tells is missing."""
@@ -51,7 +58,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     num_requests: int
     num_answered: int
-    failures: dict[str, int]
+    failures: dict[str, Failed]
     duration_s: float
     answers_per_s: float
     input_tokens_per_s: float
@@ -89,7 +96,7 @@ def summarise(run: LiveRun, slo: Slo) -> Summary:
         rate=run.requests.rate,
         num_requests=len(run),
         num_answered=len(answered),
-        failures=dict(sorted(Counter(failure.kind for failure in run.failures).items())),
+        failures=_failures(run),
         duration_s=run.duration_s,
         answers_per_s=len(answered) / run.duration_s,
         input_tokens_per_s=float(answered.input_tokens.sum()) / run.duration_s,
@@ -121,6 +128,13 @@ def keeps_up(run: LiveRun, slo: Slo) -> bool:
     if not len(lateness_s):
         return True
     return float(np.percentile(lateness_s, 99)) <= _LATE_SHARE_OF_TTFT * slo.ttft_s
+
+
+def _failures(run: LiveRun) -> dict[str, Failed]:
+    """By kind, the most frequent first."""
+    first = {failure.kind: failure.message for failure in reversed(run.failures)}
+    counts = Counter(failure.kind for failure in run.failures)
+    return {kind: Failed(count, first[kind]) for kind, count in counts.most_common()}
 
 
 def _client_cpu(run: LiveRun) -> float | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from planner.bench.live_run import Failure, LiveRun, staged_timeline
 from planner.errors import WorkloadError
 from planner.workload.requests import Floats, Requests
-from planner.workload.trace import read_columns, read_trace
+from planner.workload.trace_file import read_columns, read_trace
 
 COLUMNS = (
     "arrival_s",

@@ -1,0 +1,112 @@
+"""The bench's report for people: one run in full, or a line for each rate."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from planner.bench.report import Distribution, Summary
+from planner.bench.sweep import Goodput
+from planner.intervals import Interval
+
+
+def show_run(summary: Summary, console: Console) -> None:
+    """Everything about one run."""
+    console.print(
+        f"{summary.num_requests} requests at {summary.rate:.3g} per second, "
+        f"{summary.num_answered} answered in {summary.duration_s:.1f} s: "
+        f"{summary.answers_per_s:.3g} answers, {summary.input_tokens_per_s:.0f} input and "
+        f"{summary.output_tokens_per_s:.0f} output tokens per second",
+        highlight=False,
+    )
+    console.print(_latency_table(summary), _attainment_table(summary))
+    show_warnings(summary, console)
+
+
+def show_rates(summaries: Sequence[tuple[float, Summary]], console: Console) -> None:
+    """One line for each run; what each left to be said comes below."""
+    table = Table(title="by rate")
+    for column in ("requests/s", "attainment", "TTFT met", "TPOT met", "TTFT P90", "TPOT P90"):
+        table.add_column(column, justify="right")
+    table.add_column("output tokens/s", justify="right")
+    table.add_column("failed", justify="right")
+    for rate, summary in summaries:
+        known = summary.latencies
+        table.add_row(
+            f"{rate:.4g}",
+            percent(summary.attainment),
+            f"{summary.ttft_attainment.value:.1%}",
+            f"{summary.tpot_attainment.value:.1%}",
+            _cells(known.ttft_s)[2],
+            _cells(known.tpot_s)[2],
+            f"{summary.output_tokens_per_s:.0f}",
+            str(summary.num_requests - summary.num_answered),
+        )
+    console.print(table)
+    for rate, summary in summaries:
+        show_warnings(summary, console, f"at {rate:.4g}/s: ")
+
+
+def show_warnings(summary: Summary, console: Console, where: str = "") -> None:
+    """Failures by kind, then whatever qualifies the figures."""
+    for kind, failed in summary.failures.items():
+        line = f"{where}{failed.count} failed: {kind}, such as: {failed.example}"
+        console.print(line, style="red", highlight=False, markup=False)
+    for note in summary.notes:
+        console.print(f"{where}{note}", style="yellow", highlight=False, markup=False)
+
+
+def told_goodput(found: Goodput, target: float) -> str:
+    """In one sentence."""
+    if found.rate is None:
+        bound = "" if found.high is None else f" (at most {found.high:.3g}, 95 %)"
+        return f"goodput: below the lowest rate that was tried{bound}; {target:.0%} are not met"
+    low = "below the lowest tried" if found.low is None else f"{found.low:.3g}"
+    high = "above the highest tried" if found.high is None else f"{found.high:.3g}"
+    least = "" if found.is_bounded else "at least "
+    return (
+        f"goodput: {least}{found.rate:.3g} requests per second at {target:.0%} attainment "
+        f"(95 %: {low} to {high})"
+    )
+
+
+def percent(share: Interval) -> str:
+    return f"{share.value:.1%} ({share.low:.1%} to {share.high:.1%})"
+
+
+def _latency_table(summary: Summary) -> Table:
+    table = Table(title="latency, ms")
+    table.add_column("")
+    for column in ("mean", "P50", "P90", "P99"):
+        table.add_column(column, justify="right")
+    known = summary.latencies
+    rows = {
+        "time to first token": known.ttft_s,
+        "time per output token": known.tpot_s,
+        "between tokens": summary.inter_token_s,
+        "end to end": known.end_to_end_s,
+        **{f"stage: {name.replace('_', ' ')}": stage for name, stage in known.stages_s.items()},
+        "sent late by": summary.lateness_s,
+    }
+    for name, distribution in rows.items():
+        table.add_row(name, *_cells(distribution))
+    return table
+
+
+def _attainment_table(summary: Summary) -> Table:
+    table = Table("target", "met by", "95 %", title="attainment")
+    rows = {
+        "both": summary.attainment,
+        f"TTFT <= {1000 * summary.ttft_target_s:g} ms": summary.ttft_attainment,
+        f"TPOT <= {1000 * summary.tpot_target_s:g} ms": summary.tpot_attainment,
+    }
+    for name, share in rows.items():
+        table.add_row(name, f"{share.value:.1%}", f"{share.low:.1%} to {share.high:.1%}")
+    return table
+
+
+def _cells(distribution: Distribution | None) -> tuple[str, ...]:
+    if distribution is None:
+        return ("-",) * 4
+    known = (distribution.mean, distribution.p50, distribution.p90, distribution.p99)
+    return tuple(f"{1000 * value:.1f}" for value in known)
