@@ -11,7 +11,7 @@ import sys
 
 COMMANDS = {
     "worker": "gpu_workers.worker",
-    "profile": "gpu_workers.calibrate",
+    "profile": "gpu_workers.profiling.command",
     "convert-gguf": "gpu_workers.gguf_convert",
 }
 

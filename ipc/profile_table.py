@@ -50,7 +50,9 @@ class ProfileTable(msgspec.Struct, frozen=True, kw_only=True):
 
     `saturation_tokens` is L_m, the shortest prompt that saturates the device (arXiv 2401.09670,
     section 3.1). Steps are whole steps of the instance: of all its pipeline stages one after the
-    other. `spread` is the relative standard deviation of repeated steps.
+    other. Every row of a step draws: a chunk is a prompt's last. `spread` is the relative standard
+    deviation of repeated steps; `waited` is the share of the time in which other programs had the
+    core, which is no part of the figures but says how quiet the machine was.
     """
 
     version: int = TABLE_VERSION
@@ -69,3 +71,4 @@ class ProfileTable(msgspec.Struct, frozen=True, kw_only=True):
     mixed: tuple[MixedPoint, ...] = ()
     transfer: tuple[TransferPoint, ...] = ()
     spread: float = 0.0
+    waited: float = 0.0

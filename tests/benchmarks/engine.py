@@ -75,24 +75,34 @@ def engine(model: Path) -> dict[str, Any]:
     """Our step times in ms, and the floor that reading memory sets to a decode step."""
     import torch
 
-    from gpu_workers.calibrate import Effort, StepBench
-    from gpu_workers.engine import EngineSpec, PrivatePool, build_executor, pool_layout
+    from gpu_workers.cpu_exchange import CpuExchange
+    from gpu_workers.engine import EngineSpec, build_executor, pool_layout
     from gpu_workers.models.config import read_config
+    from gpu_workers.profiling.bench import StepBench
+    from gpu_workers.profiling.grid import StepShape
+    from gpu_workers.profiling.stopwatch import Stopwatch
     from ipc.vocabulary import DType
 
     torch.set_num_threads(1)
     config = read_config(model)
     layout = pool_layout(config, dtype=DType.BF16, block_size=32, kv_bytes=1 << 30)
     spec = EngineSpec(model_dir=str(model), dtype=DType.BF16, max_context_tokens=2048)
-    executor = build_executor(config, spec, PrivatePool(layout))
-    bench = StepBench(executor, Effort(2 * REPEATS, 10.0, 32, 2048))
+    exchange = CpuExchange(layout, "bench")
+    exchange.pool.fill_(0.5)
+    executor = build_executor(config, spec, exchange)
+    bench = StepBench(executor, Stopwatch())
+
+    def median_ms(step: StepShape) -> float:
+        bench.step_ms(step)
+        return statistics.median(bench.step_ms(step) for _ in range(2 * REPEATS))
+
     read_gb_s = _read_bandwidth(torch)
     weights = sum(f.stat().st_size for f in model.glob("*.safetensors"))
     with torch.inference_mode():
         return {
             "kernels": executor.kernels_name,
-            "prefill": [bench.prefill_ms(1, tokens) for tokens in PREFILL_TOKENS],
-            "decode": [bench.decode_ms(batch, CONTEXT) for batch in BATCHES],
+            "prefill": [median_ms(StepShape(1, tokens)) for tokens in PREFILL_TOKENS],
+            "decode": [median_ms(StepShape(batch=batch, context=CONTEXT)) for batch in BATCHES],
             "floor": [
                 1e-6 * (weights + batch * CONTEXT * config.kv_bytes_per_token(DType.BF16))
                 / read_gb_s

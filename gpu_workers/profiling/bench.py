@@ -1,0 +1,115 @@
+"""Do one step or one pull and time it, as the leader of an instance pays for it.
+
+A step is `launch` and `collect` of a plan on the executor that would serve; a pull is one between
+two pools in memory files, as workers share them.
+"""
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from gpu_workers.cpu_exchange import CpuExchange
+from gpu_workers.executor import Executor
+from gpu_workers.profiling.grid import StepShape
+from gpu_workers.profiling.stopwatch import Stopwatch
+from gpu_workers.step_plan import NewBlocks, NewSequence, Pull, Row, StepPlan
+from ipc.kv_layout import blocks_for
+from ipc.vocabulary import KVHandle, SamplingParams, WorkerName
+
+GREEDY = SamplingParams(max_tokens=1 << 30, seed=0, temperature=0.0)
+PEER, EPOCH = "peer", 1
+
+
+class StepBench:
+    """Times steps of an executor and leaves its table as it was.
+
+    What the pool holds does not matter to the time, but its memory must be there: pages that were
+    never written all read as one page of zeros, and from the cache.
+    """
+
+    def __init__(self, executor: Executor, stopwatch: Stopwatch) -> None:
+        self._executor = executor
+        self._stopwatch = stopwatch
+        self._num_blocks, _, _, _, self._block_size, _ = executor.exchange.pool.shape
+        self._random = random.Random(0)
+        vocabulary = range(executor.num_token_ids)
+        self._tokens = tuple(self._random.choices(vocabulary, k=executor.max_context_tokens))
+
+    def step_ms(self, step: StepShape) -> float:
+        """Milliseconds of one step in which every row draws; entering and leaving the table is not
+        part of it. Decodes stand before the prompt, as the leader plans them."""
+        decodes = [(step.context, 1)] * step.batch
+        prompts = [(step.num_cached + step.num_new, step.num_new)] * step.num_prompts
+        rows = decodes + prompts
+        _run(self._executor, self._entry(rows))
+        plan = StepPlan(
+            step_id=1, rows=tuple(Row(s, num_new, True) for s, (_, num_new) in enumerate(rows))
+        )
+        with self._stopwatch:
+            _run(self._executor, plan)
+        _run(self._executor, StepPlan(step_id=2, removed=tuple(range(len(rows)))))
+        return self._stopwatch.ms
+
+    def _entry(self, rows: list[tuple[int, int]]) -> StepPlan:
+        """Sequences of so many tokens, all but the new ones computed, in scattered blocks."""
+        needs = [blocks_for(total, self._block_size) for total, _ in rows]
+        scattered = iter(self._random.sample(range(self._num_blocks), sum(needs)))
+        return StepPlan(
+            step_id=0,
+            added=tuple(
+                NewSequence(s, (0,), self._tokens[:total], (), total - num_new, GREEDY)
+                for s, (total, num_new) in enumerate(rows)
+            ),
+            blocks=tuple(
+                NewBlocks(s, tuple(next(scattered) for _ in range(need)))
+                for s, need in enumerate(needs)
+            ),
+        )
+
+
+class PullBench:
+    """Times pulls into an executor's pool. See `connected`."""
+
+    def __init__(self, executor: Executor, stopwatch: Stopwatch, num_peer_blocks: int) -> None:
+        self._executor = executor
+        self._stopwatch = stopwatch
+        self._num_peer_blocks = num_peer_blocks
+        self._num_blocks, _, _, _, self._block_size, _ = executor.exchange.pool.shape
+        self._random = random.Random(0)
+
+    def pull_ms(self, num_tokens: int) -> float:
+        """Milliseconds that a pull of one prompt takes from the step loop, to its very end."""
+        need = blocks_for(num_tokens, self._block_size)
+        blocks = tuple(self._random.sample(range(self._num_peer_blocks), need))
+        into = tuple(self._random.sample(range(self._num_blocks), need))
+        pull = Pull(KVHandle(PEER, EPOCH, 0, blocks, num_tokens), into)
+        with self._stopwatch:
+            _run(self._executor, StepPlan(step_id=0, pulls=(pull,)))
+            while not self._executor.exchange.finished():
+                time.sleep(0)  # a device copies on its own; this thread does in `begin`
+        return self._stopwatch.ms
+
+
+@contextmanager
+def connected(
+    executor: Executor, exchange: CpuExchange, stopwatch: Stopwatch, num_tokens: int
+) -> Iterator[PullBench]:
+    """Pulls of up to `num_tokens` tokens from a second pool, which lives as long as this lasts."""
+    layout = exchange.layout
+    num_blocks = min(layout.num_blocks, layout.blocks_for(num_tokens))
+    peer = CpuExchange(msgspec.structs.replace(layout, num_blocks=num_blocks), PEER)
+    try:
+        peer.pool.fill_(1.0)
+        exchange.map_peer(WorkerName(PEER), EPOCH, peer.layout, os.dup(peer.descriptor))
+        yield PullBench(executor, stopwatch, num_blocks)
+    finally:
+        exchange.unmap_instance(PEER, EPOCH)
+        os.close(peer.descriptor)
+
+
+def _run(executor: Executor, plan: StepPlan) -> None:
+    executor.collect(executor.launch(plan))

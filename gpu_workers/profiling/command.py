@@ -1,0 +1,176 @@
+"""The command `distserve profile`: options, progress, the table as JSON and on the terminal."""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import orjson
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from gpu_workers.cpu_exchange import CpuExchange
+from gpu_workers.engine import EngineSpec, build_executor, pool_layout
+from gpu_workers.errors import ModelError
+from gpu_workers.models.config import read_config
+from gpu_workers.profiling.measure import Effort, Report, measure
+from gpu_workers.profiling.report import show
+from ipc.kv_shm import PoolUnavailable
+from ipc.messages import LoadFormat
+from ipc.profile_table import ProfileTable
+from ipc.vocabulary import DType
+
+QUICK_CONTEXT, QUICK_BATCH, QUICK_S = 512, 8, 9.0
+DEFAULT_S = 75.0
+KNEE_SHARE = 0.1  # of the seconds, spent on the prompts near L_m
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    console = Console(stderr=True)
+    torch.set_num_threads(arguments.threads)
+    try:
+        if arguments.out is not None:
+            _check_writable(arguments.out)
+        table = _profile(arguments, console)
+    except (ModelError, PoolUnavailable) as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        return 1
+    if arguments.out is not None:
+        arguments.out.write_bytes(orjson.dumps(msgspec.to_builtins(table)))
+    show(table, Console())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="distserve profile",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=(
+            "Measure how long one worker's steps take on this machine: prefill by prompt length\n"
+            "and by number of prompts, decode by batch and context, chunks of prompts beside\n"
+            "decodes, and pulls of keys and values from another worker's pool. The table is what\n"
+            "distserve simulate and plan predict with. Finds L_m too, the shortest prompt that\n"
+            "saturates the device: prompts below it are worth packing together.\n\n"
+            "Everything is measured in rounds over the whole grid, so that a noisy minute does\n"
+            "not spoil a part of it; figures are medians over the rounds."
+        ),
+        epilog=(
+            "examples:\n"
+            "  distserve profile --model models/smollm2 --quick\n"
+            "  distserve profile --model models/smollm2 --out profiles/smollm2-cpu.json\n"
+            "  distserve profile --model DIR --load-format dummy   # config.json is enough\n\n"
+            "Run it on a quiet machine, on the cores a worker will have: taskset -c 1 distserve ..."
+        ),
+    )
+    _add_worker_options(parser.add_argument)
+    _add_effort_options(parser.add_argument)
+    return parser
+
+
+def _add_worker_options(add: Callable[..., argparse.Action]) -> None:
+    """What a worker of the daemon would have."""
+    add("--model", required=True, metavar="DIR", help="a Hugging Face model directory")
+    add("--dtype", type=DType, choices=list(DType), default=DType.BF16, help="default: bfloat16")
+    add(
+        "--load-format",
+        type=LoadFormat,
+        choices=list(LoadFormat),
+        default=LoadFormat.SAFETENSORS,
+        help="dummy: random weights, the same times; default: safetensors",
+    )
+    add("--block-size", type=_count, default=32, help="tokens per KV block; default: 32")
+    add("--kv-gib", type=_amount, default=1.0, help="memory for the KV pool, GiB; default: 1")
+    add("--threads", type=_count, default=1, help="compute threads, as the worker has; default: 1")
+
+
+def _add_effort_options(add: Callable[..., argparse.Action]) -> None:
+    add("--out", type=Path, metavar="FILE", help="write the table as JSON")
+    add("--quick", action="store_true", help="contexts to 512, batches to 8, a few seconds")
+    add(
+        "--seconds",
+        type=_amount,
+        metavar="S",
+        help=f"time for measuring, beyond which no round is begun; default: {DEFAULT_S:.0f}, "
+        f"{QUICK_S:.0f} with --quick",
+    )
+    add("--max-context", type=_count, default=4096, help="longest context measured; default: 4096")
+    add("--max-batch", type=_count, default=32, help="largest decode batch measured; default: 32")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
+def _amount(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def _check_writable(out: Path) -> None:
+    """Raises ModelError now and not after a minute of measuring."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("ab"):
+            pass
+    except OSError as error:
+        raise ModelError(f"{out} cannot be written: {error.strerror}") from error
+
+
+def _profile(arguments: argparse.Namespace, console: Console) -> ProfileTable:
+    config = read_config(arguments.model)
+    max_context = min(arguments.max_context, config.max_positions)
+    spec = EngineSpec(
+        model_dir=arguments.model,
+        dtype=arguments.dtype,
+        load_format=arguments.load_format,
+        max_context_tokens=max_context,
+    )
+    layout = pool_layout(
+        config,
+        dtype=arguments.dtype,
+        block_size=arguments.block_size,
+        kv_bytes=int(arguments.kv_gib * 2**30),
+    )
+    with _progress(console) as (loading, measuring):
+        exchange = CpuExchange(layout, "profile")
+        executor = build_executor(
+            config, spec, exchange, progress=lambda done: loading(done, config.name)
+        )
+        effort = _effort(arguments, max_context)
+        return measure(executor, exchange, effort, report=measuring)
+
+
+def _effort(arguments: argparse.Namespace, max_context: int) -> Effort:
+    max_batch = arguments.max_batch
+    if arguments.quick:
+        max_context, max_batch = min(QUICK_CONTEXT, max_context), min(QUICK_BATCH, max_batch)
+    seconds = arguments.seconds or (QUICK_S if arguments.quick else DEFAULT_S)
+    return Effort(
+        max_context=max_context,
+        max_batch=max_batch,
+        max_step_tokens=max_context,
+        total_s=(1 - KNEE_SHARE) * seconds,
+        knee_s=KNEE_SHARE * seconds,
+    )
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[tuple[Report, Report]]:
+    """Two bars: loading the weights, measuring."""
+    columns = (TextColumn("{task.fields[stage]}"), BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        tasks = [progress.add_task("", total=1.0, stage=s) for s in ("loading  ", "measuring")]
+
+        def reporter(task: TaskID) -> Report:
+            return lambda done, what: progress.update(task, completed=done, description=what)
+
+        yield reporter(tasks[0]), reporter(tasks[1])

@@ -1,0 +1,61 @@
+"""A measured table, on the terminal."""
+
+from rich.console import Console
+from rich.table import Table
+
+from ipc.profile_table import MixedPoint, ProfileTable
+
+
+def show(table: ProfileTable, console: Console) -> None:
+    console.print(
+        f"{table.model}, {table.dtype}, {table.kernels} kernels, {table.num_threads} thread(s), "
+        f"{table.device}\nL_m = [bold]{table.saturation_tokens}[/bold] tokens, "
+        f"{table.kv_bytes_per_token:,} bytes of keys and values per token\n"
+        f"repeated steps differ by {table.spread:.1%} (standard deviation); other programs had the "
+        f"core for {table.waited:.0%} of the time",
+        highlight=False,
+    )
+    console.print(_prefill(table), _decode(table), _mixed(table), _transfer(table))
+
+
+def _prefill(table: ProfileTable) -> Table:
+    shown = Table("prompts", "tokens each", "ms", "tokens/s", title="prefill")
+    for point in table.prefill:
+        rate = f"{point.tokens_per_s:,.0f}"
+        shown.add_row(str(point.num_prompts), str(point.num_tokens), f"{point.ms:.1f}", rate)
+    return shown
+
+
+def _decode(table: ProfileTable) -> Table:
+    """A line per context, a column per batch."""
+    batches = sorted({point.batch for point in table.decode})
+    ms = {(point.batch, point.context): f"{point.ms:.1f}" for point in table.decode}
+    shown = Table("context", *(f"batch {batch}" for batch in batches), title="decode, ms per step")
+    for context in sorted({point.context for point in table.decode}):
+        shown.add_row(str(context), *(ms.get((batch, context), "") for batch in batches))
+    return shown
+
+
+def _mixed(table: ProfileTable) -> Table:
+    """A line per chunk, a column per batch and context beside it."""
+    besides = sorted({(point.batch, point.context) for point in table.mixed})
+    titles = [f"{batch} of {context}" if batch else "alone" for batch, context in besides]
+    shown = Table("chunk", "cached", *titles, title="a chunk beside decodes, ms per step")
+    for chunk in sorted({(point.num_new, point.num_cached) for point in table.mixed}):
+        ms = {_beside(p): f"{p.ms:.1f}" for p in table.mixed if (p.num_new, p.num_cached) == chunk}
+        shown.add_row(*map(str, chunk), *(ms.get(beside, "") for beside in besides))
+    return shown
+
+
+def _beside(point: MixedPoint) -> tuple[int, int]:
+    return point.batch, point.context
+
+
+def _transfer(table: ProfileTable) -> Table:
+    shown = Table("tokens", "ms", "GB/s", title="pull from another pool")
+    for point in table.transfer:
+        num_bytes = point.num_tokens * table.kv_bytes_per_token
+        shown.add_row(
+            str(point.num_tokens), f"{point.ms:.2f}", f"{1e-6 * num_bytes / point.ms:.1f}"
+        )
+    return shown

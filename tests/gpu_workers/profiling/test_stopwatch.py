@@ -1,0 +1,54 @@
+"""The stopwatch leaves other programs' turns out, and nothing else."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gpu_workers.profiling.stopwatch import Stopwatch
+
+SPIN = "while True: pass"
+
+
+@pytest.fixture
+def stopwatch() -> Iterator[Stopwatch]:
+    stopwatch = Stopwatch()
+    yield stopwatch
+    stopwatch.close()
+
+
+@pytest.fixture
+def crowded_core() -> Iterator[None]:
+    """This thread shares one core with a program that never rests."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    with subprocess.Popen([sys.executable, "-c", SPIN]) as other:
+        yield
+        other.kill()
+    os.sched_setaffinity(0, cores)
+
+
+def work(cpu_s: float) -> None:
+    until_s = time.thread_time() + cpu_s
+    while time.thread_time() < until_s:
+        pass
+
+
+def test_the_turns_of_others_on_the_core_are_left_out(
+    stopwatch: Stopwatch, crowded_core: None
+) -> None:
+    work(0.1)  # the other program has started by now
+    with stopwatch:
+        work(0.2)
+    assert stopwatch.total_s > 0.28
+    assert stopwatch.ms == pytest.approx(200, rel=0.1)
+    assert stopwatch.waited_s == pytest.approx(stopwatch.total_s - stopwatch.ms / 1000)
+
+
+def test_time_spent_waiting_for_anything_else_counts(stopwatch: Stopwatch) -> None:
+    with stopwatch:
+        time.sleep(0.05)
+    assert stopwatch.ms >= 45
