@@ -75,7 +75,7 @@ def read_run(path: Path) -> LiveRun:
         gaps_s=np.empty(0),
         num_events=None,
         is_counted=True,
-        duration_s=float(max(requests.arrival_s[-1], *last_s)),
+        duration_s=float(np.append(last_s, requests.arrival_s[-1]).max()),
     )
 
 

@@ -9,6 +9,18 @@ from planner.bench.report import Distribution, Summary
 from planner.bench.sweep import Goodput
 from planner.intervals import Interval
 
+_RATE_COLUMNS = (
+    "per s",
+    "both met",
+    "95 %",
+    "TTFT met",
+    "TPOT met",
+    "TTFT P90",
+    "TPOT P90",
+    "tokens/s",
+    "failed",
+)
+
 
 def show_run(summary: Summary, console: Console) -> None:
     """Everything about one run."""
@@ -25,23 +37,11 @@ def show_run(summary: Summary, console: Console) -> None:
 
 def show_rates(summaries: Sequence[tuple[float, Summary]], console: Console) -> None:
     """One line for each run; what each left to be said comes below."""
-    table = Table(title="by rate")
-    for column in ("requests/s", "attainment", "TTFT met", "TPOT met", "TTFT P90", "TPOT P90"):
-        table.add_column(column, justify="right")
-    table.add_column("output tokens/s", justify="right")
-    table.add_column("failed", justify="right")
+    table = Table(title="by rate; latencies in ms")
+    for column in _RATE_COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
     for rate, summary in summaries:
-        known = summary.latencies
-        table.add_row(
-            f"{rate:.4g}",
-            percent(summary.attainment),
-            f"{summary.ttft_attainment.value:.1%}",
-            f"{summary.tpot_attainment.value:.1%}",
-            _cells(known.ttft_s)[2],
-            _cells(known.tpot_s)[2],
-            f"{summary.output_tokens_per_s:.0f}",
-            str(summary.num_requests - summary.num_answered),
-        )
+        table.add_row(f"{rate:.4g}", *_rate_cells(summary))
     console.print(table)
     for rate, summary in summaries:
         show_warnings(summary, console, f"at {rate:.4g}/s: ")
@@ -70,8 +70,17 @@ def told_goodput(found: Goodput, target: float) -> str:
     )
 
 
-def percent(share: Interval) -> str:
-    return f"{share.value:.1%} ({share.low:.1%} to {share.high:.1%})"
+def _rate_cells(summary: Summary) -> tuple[str, ...]:
+    return (
+        f"{summary.attainment.value:.1%}",
+        _range(summary.attainment),
+        f"{summary.ttft_attainment.value:.0%}",
+        f"{summary.tpot_attainment.value:.0%}",
+        _cells(summary.latencies.ttft_s)[2],
+        _cells(summary.latencies.tpot_s)[2],
+        f"{summary.output_tokens_per_s:.0f}",
+        str(summary.num_requests - summary.num_answered),
+    )
 
 
 def _latency_table(summary: Summary) -> Table:
@@ -101,8 +110,12 @@ def _attainment_table(summary: Summary) -> Table:
         f"TPOT <= {1000 * summary.tpot_target_s:g} ms": summary.tpot_attainment,
     }
     for name, share in rows.items():
-        table.add_row(name, f"{share.value:.1%}", f"{share.low:.1%} to {share.high:.1%}")
+        table.add_row(name, f"{share.value:.1%}", _range(share))
     return table
+
+
+def _range(share: Interval) -> str:
+    return f"{share.low:.0%} to {share.high:.0%}"
 
 
 def _cells(distribution: Distribution | None) -> tuple[str, ...]:
