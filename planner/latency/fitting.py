@@ -45,6 +45,28 @@ class MixedSample(NamedTuple):
     explained_s: float
 
 
+class PackedFit(NamedTuple):
+    """`base + per_token * t + per_square * t2 + per_prompt * (prompts - 1)`, and the spread."""
+
+    base_s: float
+    per_token_s: float
+    per_square_s: float
+    per_prompt_s: float
+    spread: float
+
+
+def fit_packed(samples: Sequence[PrefillSample], num_prompts: Sequence[int]) -> PackedFit:
+    """A fit that knows how many prompts shared each step."""
+    _require(len(samples), 3, "prefill")
+    pairs = list(zip(samples, num_prompts, strict=True))
+    rows = [(1.0, s.tokens, s.squares, number - 1.0) for s, number in pairs]
+    seconds = np.array([s.seconds for s in samples])
+    solution = _solve(rows, seconds, 1 / seconds)
+    spread = _spread(np.array(rows) @ solution, seconds)
+    a, b, c, d = (float(x) for x in solution)
+    return PackedFit(a, b, c, d, spread)
+
+
 def fit_prefill(samples: Sequence[PrefillSample]) -> tuple[PrefillTerms, float]:
     """Terms and relative spread. The shortest prefills may be a floor: as many as pays off."""
     _require(len(samples), 3, "prefill")
