@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,9 @@ def work(cpu_s: float) -> None:
         pass
 
 
+@pytest.mark.skipif(
+    not Path("/proc/thread-self/schedstat").exists(), reason="this kernel does not count"
+)
 def test_the_turns_of_others_on_the_core_are_left_out(
     stopwatch: Stopwatch, crowded_core: None
 ) -> None:
