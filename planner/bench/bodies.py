@@ -19,20 +19,24 @@ _TEXT = (
 )
 _WORDS = _TEXT.split()
 
-# What some services add to the API: the five stage times, and the ids of each event's tokens.
-EXTRAS = {"return_timing": True, "return_token_ids": True}
+# Additions to the API, the most telling first: exact lengths, the five stage times, and the ids of
+# each event's tokens. A service gets the first of these that it does not refuse.
+ADDITIONS: tuple[dict[str, Any], ...] = (
+    {"ignore_eos": True, "return_timing": True, "return_token_ids": True},
+    {"ignore_eos": True},
+    {},
+)
 
 
 def completion_body(
     options: ReplayOptions, model: str, number: int, num_prompt: int, num_output: int
 ) -> dict[str, Any]:
-    """Body of request `number`: exactly `num_output` tokens, streamed, greedy."""
+    """Body of request `number` in the plain API: `num_output` tokens at most, streamed, greedy."""
     return {
         "model": model,
         "prompt": random_prompt(options, number, num_prompt),
         "max_tokens": num_output,
         "temperature": 0,
-        "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 import orjson
 
-from planner.bench.bodies import EXTRAS, completion_body, encode
+from planner.bench.bodies import ADDITIONS, completion_body, encode
 from planner.bench.events import Answer, Piece, RequestFailed, error_message, read_answer
 from planner.bench.options import PromptKind, ReplayOptions, ServerFailed
 from planner.errors import BenchError
@@ -22,6 +22,7 @@ _CONNECT_S = 10.0
 # Below the 5 s after which common servers close an idle connection: a request sent at that very
 # moment would fail by no fault of the service.
 _KEEP_ALIVE_S = 3.0
+_PROBE_NUMBER = 2**32 - 1  # no request of a run has it, so none is like it
 _PROBE_PROMPT = 8
 _PROBE_OUTPUT = 2
 
@@ -44,18 +45,18 @@ class Client:
         options: ReplayOptions,
         *,
         model: str,
-        extras: dict[str, Any],
+        additions: dict[str, Any],
     ) -> None:
         self.model = model
         self._session = session
         self._url = url
         self._options = options
-        self._extras = extras
+        self._additions = additions
 
     def body(self, number: int, num_prompt: int, num_output: int) -> bytes:
         """What to send for request `number`."""
         body = completion_body(self._options, self.model, number, num_prompt, num_output)
-        return encode(body | self._extras)
+        return encode(body | self._additions)
 
     async def ask(self, body: bytes) -> Answer:
         """Send one request, read its answer to the end.
@@ -129,22 +130,18 @@ async def _probed(
     session: aiohttp.ClientSession, url: str, options: ReplayOptions, model: str
 ) -> Client:
     """Strict services refuse fields that they do not know: those get the plain API."""
-    try:
-        return await _try(Client(session, url, options, model=model, extras=EXTRAS))
-    except RequestFailed as refusal:
-        if refusal.kind not in ("http_400", "http_422"):
-            raise ServerFailed(f"{url} fails a small request: {refusal}") from refusal
-    try:
-        return await _try(Client(session, url, options, model=model, extras={}))
-    except RequestFailed as refusal:
-        advice = "" if options.prompt is PromptKind.TEXT else " (does --prompt text help?)"
-        raise ServerFailed(f"{url} refuses a small request: {refusal}{advice}") from refusal
-
-
-async def _try(client: Client) -> Client:
-    """The largest number that a seed's stream may have: no request of a run is like it."""
-    await client.ask(client.body(2**32 - 1, _PROBE_PROMPT, _PROBE_OUTPUT))
-    return client
+    refusal = ""
+    for additions in ADDITIONS:
+        client = Client(session, url, options, model=model, additions=additions)
+        try:
+            await client.ask(client.body(_PROBE_NUMBER, _PROBE_PROMPT, _PROBE_OUTPUT))
+            return client
+        except RequestFailed as failure:
+            if failure.kind not in ("http_400", "http_422"):
+                raise ServerFailed(f"{url} fails a small request: {failure}") from failure
+            refusal = failure.message
+    advice = "" if options.prompt is PromptKind.TEXT else " (does --prompt text help?)"
+    raise ServerFailed(f"{url} refuses a small request: {refusal}{advice}")
 
 
 async def _check(response: aiohttp.ClientResponse) -> None:

@@ -109,9 +109,10 @@ async def _run(plan: Plan, rate: float | None, watch: Watch, started: str) -> _R
     label = "own times" if rate is None else f"{rate:.4g}/s"
     on_end = watch(label, len(requests))
     live = await replay(plan.url, requests, replace(plan.options, on_end=on_end))
-    trace = plan.save / f"{started}-rate-{live.requests.rate:.4g}.csv"
+    rate = live.requests.rate if rate is None else rate
+    trace = plan.save / f"{started}-rate-{rate:.4g}.csv"
     write_run(trace, live)
-    measured = Measured(live.requests.rate, str(trace), summarise(live, plan.slo))
+    measured = Measured(rate, str(trace), summarise(live, plan.slo))
     return _Run(measured, live)
 
 
@@ -132,9 +133,9 @@ def _report(plan: Plan, runs: list[_Run]) -> None:
     else:
         show_rates([(run.rate, run.summary) for run in measured], console)
     if found is not None:
-        console.print(told_goodput(found, plan.slo.attainment), highlight=False)
+        console.print(told_goodput(found, plan.slo.attainment), highlight=False, soft_wrap=True)
     traces = ", ".join(run.trace for run in measured)
-    console.print(f"traces: {traces}", highlight=False, markup=False)
+    console.print(f"traces: {traces}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _plot(plan: Plan, path: Path, runs: list[_Run]) -> None:

@@ -30,6 +30,7 @@ def show_run(summary: Summary, console: Console) -> None:
         f"{summary.answers_per_s:.3g} answers, {summary.input_tokens_per_s:.0f} input and "
         f"{summary.output_tokens_per_s:.0f} output tokens per second",
         highlight=False,
+        soft_wrap=True,
     )
     console.print(_latency_table(summary), _attainment_table(summary))
     show_warnings(summary, console)
@@ -51,9 +52,10 @@ def show_warnings(summary: Summary, console: Console, where: str = "") -> None:
     """Failures by kind, then whatever qualifies the figures."""
     for kind, failed in summary.failures.items():
         line = f"{where}{failed.count} failed: {kind}, such as: {failed.example}"
-        console.print(line, style="red", highlight=False, markup=False)
+        console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
     for note in summary.notes:
-        console.print(f"{where}{note}", style="yellow", highlight=False, markup=False)
+        line = f"{where}{note}"
+        console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def told_goodput(found: Goodput, target: float) -> str:

@@ -201,9 +201,10 @@ async def test_stages_join_at_the_first_token_and_add_up_to_the_latency() -> Non
     assert np.isnan(unknown)
 
 
-async def test_a_strict_service_gets_the_plain_api() -> None:
+@pytest.mark.parametrize("refused", ["return_timing", "ignore_eos"])
+async def test_a_strict_service_gets_what_it_takes_of_the_api(refused: str) -> None:
     def strict(body: dict[str, object]) -> Plan:
-        if "return_timing" in body:
+        if refused in body:
             return whole("400 Bad Request", {"error": {"message": "unknown field"}})
         return good(body)
 
@@ -211,6 +212,7 @@ async def test_a_strict_service_gets_the_plain_api() -> None:
         run = await replay(service.url, requests(0), OPTIONS)
     assert run.is_answered.all()
     assert "return_timing" not in service.bodies[-1]
+    assert ("ignore_eos" in service.bodies[-1]) == (refused == "return_timing")
 
 
 async def test_headers_go_with_every_request() -> None:
