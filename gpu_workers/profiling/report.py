@@ -11,11 +11,16 @@ def show(table: ProfileTable, console: Console) -> None:
         f"{table.model}, {table.dtype}, {table.kernels} kernels, {table.num_threads} thread(s), "
         f"{table.device}\nL_m = [bold]{table.saturation_tokens}[/bold] tokens, "
         f"{table.kv_bytes_per_token:,} bytes of keys and values per token\n"
-        f"repeated steps differ by {table.spread:.1%} (standard deviation); other programs had the "
-        f"core for {table.waited:.0%} of the time",
+        f"{_spread(table)}; other programs had the core for {table.waited:.0%} of the time",
         highlight=False,
     )
     console.print(_prefill(table), _decode(table), _mixed(table), _transfer(table))
+
+
+def _spread(table: ProfileTable) -> str:
+    if table.spread == 0:
+        return "no time to repeat steps often enough to know their spread"
+    return f"repeated steps differ by {table.spread:.1%} (standard deviation)"
 
 
 def _prefill(table: ProfileTable) -> Table:
