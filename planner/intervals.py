@@ -66,12 +66,13 @@ def mean(values: Floats, confidence: float = 0.95) -> Interval:
 
 
 def percentile(values: Floats, level: float, confidence: float = 0.95) -> Interval:
-    """The long-run quantile at `level` (0 to 1): the interval of the share of values at or below
-    the estimate, read back through the quantile function."""
+    """The long-run quantile at `level` (0 to 1): all values at which the share of smaller ones
+    could as well have been `level`. No end lies beyond the run's own smallest or largest value."""
     ordered = np.sort(values)
     value = float(ordered[_rank(len(ordered), level)])
-    at_most = _score(level, effective_size(values <= value, values), _t_quantile(confidence))
-    low, high = (float(ordered[_rank(len(ordered), at)]) for at in (at_most.low, at_most.high))
+    size = effective_size(values <= value, values)
+    reach = _t_quantile(confidence) * (level * (1 - level) / size) ** 0.5
+    low, high = (float(ordered[_rank(len(ordered), at)]) for at in (level - reach, level + reach))
     return Interval(value, low, high)
 
 
