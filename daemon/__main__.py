@@ -1,7 +1,7 @@
 """The `distserve` command: a table of commands and what each hands over to.
 
-`serve`, `console` and `models` run here; commands that need torch are handed over to a process of
-the workers' room.
+`serve`, `console` and `models` run here; the others are handed over to a process of the room that
+they belong to.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from typing import Any, NoReturn, get_args
 from daemon import console, journal, models, serve
 from daemon.config import DaemonConfig, LogLevel, read_config
 from daemon.errors import ExitError
+from daemon.worker_process import compute_environment
 from ipc.messages import LoadFormat
 from ipc.vocabulary import DType
 
@@ -27,6 +28,8 @@ USAGE = """usage: distserve COMMAND [options]
   console   look at a running daemon, or drain it (distserve console --help)
   models    fetch the embedded default model (distserve models --help)
   profile   measure step times and L_m of a worker into a table (distserve profile --help)
+  simulate  predict TTFT, TPOT, attainment and goodput of a deployment (distserve simulate --help)
+  bench     replay a workload against a running service (distserve bench --help)
 """
 
 
@@ -60,9 +63,21 @@ def serve_command(argv: list[str]) -> int:
 
 
 def profile_command(argv: list[str]) -> int:
-    """Replaces this process: the table is made where torch is."""
+    """Replaces this process: the table is made where torch is, in a worker's own environment."""
     python = [sys.executable, "-P", "-m", "gpu_workers", "profile", *argv]
-    os.execv(sys.executable, python)
+    threads = argparse.ArgumentParser(add_help=False)
+    threads.add_argument("--threads", type=int, default=1)
+    given = threads.parse_known_args(argv)[0].threads
+    os.execve(sys.executable, python, compute_environment(given))
+
+
+def planner_command(name: str) -> Callable[[list[str]], NoReturn]:
+    """Replaces this process too: a search or a replay never shares the daemon's."""
+
+    def command(argv: list[str]) -> NoReturn:
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "planner", name, *argv])
+
+    return command
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -70,6 +85,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "console": console.main,
     "models": models.main,
     "profile": profile_command,
+    "simulate": planner_command("simulate"),
+    "bench": planner_command("bench"),
 }
 
 

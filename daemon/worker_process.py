@@ -38,7 +38,7 @@ class WorkerProcess:
                 *("--channel", str(theirs.fileno()), "--parent", str(os.getpid())),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env=_environment(config),
+                env=compute_environment(config.num_threads),
                 process_group=0,
             )
             undo.pop_all()
@@ -89,9 +89,9 @@ class WorkerProcess:
             self.pool_descriptor = None
 
 
-def _environment(config: WorkerConfig) -> dict[str, str]:
+def compute_environment(num_threads: int) -> dict[str, str]:
     """Threads are set before torch is loaded; huge pages for what malloc gives (weights)."""
-    threads = str(config.num_threads)
+    threads = str(num_threads)
     return os.environ | {
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,

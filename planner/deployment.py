@@ -1,0 +1,117 @@
+"""A deployment in words: so many instances of each role and shape; and the service it makes.
+
+What a user names (a model, a device, degrees, counts) becomes what the simulator runs: a latency
+model, a KV capacity and batch limits for each instance.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpu_workers.batching import BatchLimits
+from ipc.vocabulary import Parallelism, Role
+from planner.devices import device_sheet
+from planner.errors import ProfileError
+from planner.latency.choose import Knowledge, latency_model
+from planner.latency.interface import Chunk, LatencyModel
+from planner.latency.measured import MeasuredLatency
+from planner.latency.published import DEVICE as PUBLISHED_DEVICE
+from planner.memory import MemoryRules, kv_capacity
+from planner.model_catalog import model_shape
+from planner.simulator.service import InstanceModel, Overheads, Service, Speculation
+
+SATURATION = 0.9
+MAX_SATURATION_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Group:
+    """`count` equal instances. `chunk_tokens` is for mixed ones that prefill in chunks."""
+
+    role: Role
+    count: int
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    chunk_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all instances share.
+
+    Args:
+        prefill_tokens: L_m; None asks each instance's latency model (`saturation_tokens`).
+        max_batch: sequences that decode together at most.
+        kv_tokens: what each instance's pool holds; None computes it from the device's memory.
+        shares_link, pull_stalls_decode, speculation: see `Service`.
+    """
+
+    prefill_tokens: int | None = None
+    max_batch: int = 256
+    kv_tokens: int | None = None
+    memory: MemoryRules = field(default_factory=MemoryRules)
+    overheads: Overheads = field(default_factory=Overheads)
+    shares_link: bool = False
+    pull_stalls_decode: bool = False
+    speculation: Speculation | None = None
+
+
+def service(
+    known: Knowledge,
+    groups: tuple[Group, ...],
+    settings: Settings,
+    *,
+    choose: Callable[[Knowledge, Parallelism], LatencyModel] = latency_model,
+) -> Service:
+    """The service of these instances.
+
+    Raises:
+        InfeasibleShape: an instance does not fit its devices, with the reason.
+        ProfileError: nothing is known of a shape.
+    """
+    models: list[InstanceModel] = []
+    for group in groups:
+        model = instance_model(known, group, settings, choose(known, group.parallelism))
+        models += [model] * group.count
+    return Service(
+        instances=tuple(models),
+        block_size=settings.memory.block_size,
+        overheads=settings.overheads,
+        shares_link=settings.shares_link,
+        pull_stalls_decode=settings.pull_stalls_decode,
+        speculation=settings.speculation,
+    )
+
+
+def instance_model(
+    known: Knowledge, group: Group, settings: Settings, latency: LatencyModel
+) -> InstanceModel:
+    """One instance of the group."""
+    tokens = settings.prefill_tokens or saturation_tokens(latency)
+    return InstanceModel(
+        role=group.role,
+        latency=latency,
+        kv_blocks=kv_blocks(known, group.parallelism, settings),
+        limits=BatchLimits(prefill_tokens=tokens, max_batch=settings.max_batch),
+        chunk_tokens=group.chunk_tokens,
+    )
+
+
+def kv_blocks(known: Knowledge, parallelism: Parallelism, settings: Settings) -> int:
+    """Blocks of an instance's pool: as told, or what the weights leave of its devices' memory."""
+    if settings.kv_tokens is not None:
+        return settings.kv_tokens // settings.memory.block_size
+    device = known.device or (PUBLISHED_DEVICE if known.profile else None)
+    if device is None:
+        raise ProfileError("how much an instance holds is not known: give a device, or KV tokens")
+    shape = model_shape(known.model)
+    return kv_capacity(shape, device_sheet(device), parallelism, settings.memory).num_blocks
+
+
+def saturation_tokens(latency: LatencyModel) -> int:
+    """L_m: the shortest prompt whose prefill reaches `SATURATION` of the best throughput of any
+    single prompt (paper section 3.1), in steps of 16 tokens; measured where a table knows it."""
+    if isinstance(latency, MeasuredLatency):
+        return latency.table.saturation_tokens
+    lengths = range(16, MAX_SATURATION_TOKENS + 1, 16)
+    speeds = [length / latency.prefill([Chunk(length)]).seconds for length in lengths]
+    enough = SATURATION * max(speeds)
+    return next(n for n, speed in zip(lengths, speeds, strict=True) if speed >= enough)
