@@ -11,7 +11,7 @@ from ipc.profile_table import DecodePoint, MixedPoint, ProfileTable, TransferPoi
 from planner.errors import ProfileError
 from planner.latency.fitting import DecodeSample, fit_decode
 from planner.latency.grids import Curve, DecodeGrid, Grid, Row, never_falling
-from planner.latency.interface import Chunk, Estimate, Source
+from planner.latency.interface import Chunk, Estimate, Source, StepLine
 from planner.latency.prefill_table import PrefillTable
 from planner.latency.profile_file import read_profile
 
@@ -30,9 +30,6 @@ class MeasuredLatency:
         self._decode, self.decode_spread = self._decode_grid(table.decode)
         self._mixed = self._mixed_grid([p for p in table.mixed if p.batch])
         self._transfer = self._transfer_curve(table.transfer)
-        # Hot: no method of ours in between.
-        self.prefill = self._prefill.__call__
-        self.decode = self._decode.line
 
     @classmethod
     def read(cls, path: Path) -> "MeasuredLatency":
@@ -43,6 +40,12 @@ class MeasuredLatency:
     def prefill_spread(self) -> float:
         """Relative standard deviation of the measured prefills around their fit."""
         return self._prefill.spread
+
+    def prefill(self, chunks: Sequence[Chunk]) -> Estimate:
+        return self._prefill(chunks)
+
+    def decode(self, batch: int, context_tokens: float) -> StepLine:
+        return self._decode.line(batch, context_tokens)
 
     def mixed(self, chunks: Sequence[Chunk], batch: int, context_tokens: float) -> Estimate:
         """Parts do not add up in a mixed step, so measured ratios to their sum are interpolated."""

@@ -1,0 +1,72 @@
+"""Pick the best latency model there is for a shape: measured, else fitted, else a roofline.
+
+A measured table answers for its own shape, and through a fit for other pipelines of the same tp; a
+named profile of published coefficients answers for the degrees it has; a roofline for all that can
+be. Pulls of a shape that was not measured are not known to a fit.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ipc.vocabulary import Parallelism
+from planner.devices import device_sheet
+from planner.errors import ProfileError
+from planner.latency.fitted import FittedLatency
+from planner.latency.interface import LatencyModel
+from planner.latency.measured import MeasuredLatency
+from planner.latency.profile_file import read_profile
+from planner.latency.published import published_engines, published_latency
+from planner.latency.roofline import RooflineLatency
+from planner.latency.table_fit import fit_table
+from planner.model_catalog import model_shape
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What there is to go by for one model on one kind of device.
+
+    Args:
+        model: a name of the catalog, or a directory with a `config.json`.
+        device: a device sheet's name, or None where tables are all there is.
+        tables: files that `distserve profile` wrote.
+        profile: a named profile of published coefficients: `distserve` or `vllm` (OPT on A100),
+            with `-raw` behind it for the fits without the hand-set factors.
+    """
+
+    model: str
+    device: str | None = None
+    tables: tuple[Path, ...] = ()
+    profile: str | None = None
+
+
+def latency_model(known: Knowledge, parallelism: Parallelism) -> LatencyModel:
+    """The best model for that shape; ProfileError or InfeasibleShape where there is none."""
+    model_shape(known.model).check(parallelism)
+    tables = [read_profile(path) for path in known.tables]
+    for table in tables:
+        if (table.tp, table.pp) == (parallelism.tp, parallelism.pp):
+            return MeasuredLatency(table)
+    for table in tables:
+        if table.tp == parallelism.tp:
+            return FittedLatency(fit_table(table), parallelism)
+    if known.profile is not None:
+        return _published(known.profile, known.model, parallelism)
+    if known.device is not None:
+        shape = model_shape(known.model)
+        return RooflineLatency(shape, device_sheet(known.device), parallelism)
+    raise ProfileError(
+        f"nothing is known of {known.model} at tp {parallelism.tp}, pp {parallelism.pp}: "
+        "give a profile of that shape, or a device for a roofline"
+    )
+
+
+def profile_names() -> list[str]:
+    """The named profiles: as shipped, and raw."""
+    return [name + suffix for name in published_engines() for suffix in ("", "-raw")]
+
+
+def _published(profile: str, model: str, parallelism: Parallelism) -> LatencyModel:
+    if profile not in profile_names():
+        raise ProfileError(f"no profile {profile!r}: there are {', '.join(profile_names())}")
+    engine = profile.removesuffix("-raw")
+    return published_latency(engine, model, parallelism, raw=engine != profile)
