@@ -1,8 +1,8 @@
 """Estimates with intervals, from one run whose requests are not independent.
 
 Requests that wait for one another miss together, so a run of N requests says less than N answers
-would. Batch means measure by how much: ten batches, the correlation that is left between them
-taken out as for a first-order autoregression, Student's t with nine degrees of freedom. Shares
+would. Batch means measure by how much: eight batches, the correlation that is left between them
+taken out as for a first-order autoregression, Student's t with seven degrees of freedom. Shares
 near one are skewed and may show no miss at all; they get Wilson's score interval over the
 *effective* number of requests, which is never taken to be larger than the ranks of the latencies
 behind the hits allow: latencies show the queue's memory even where nobody missed.
@@ -19,7 +19,7 @@ from planner.workload.requests import Floats
 
 Bools = NDArray[np.bool_]
 
-NUM_BATCHES = 10
+NUM_BATCHES = 8
 MIN_VALUES = 2 * NUM_BATCHES
 MAX_CORRELATION = 0.8  # beyond it a run is too short to know how much it knows
 

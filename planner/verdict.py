@@ -164,7 +164,7 @@ def steady(timeline: Timeline) -> Window:
 def queue_growth(timeline: Timeline) -> tuple[float, bool]:
     """Seconds of queueing gained in each second of arrivals, and whether that is a verdict.
 
-    The waits of both queues, by arrival, in ten batches after the warm-up: where work comes in
+    The waits of both queues, by arrival, in eight batches after the warm-up: where work comes in
     faster than it goes out each batch waits longer than the one before it, by the same amount.
     Latencies would not do: they also grow while a large decode batch first fills up.
     """
