@@ -5,13 +5,21 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
+from planner.arguments import (
+    Load,
+    add_load,
+    add_targets,
+    check_figure,
+    command_parser,
+    count,
+    requests_at,
+    seconds,
+    slo,
+)
 from planner.bench.options import PromptKind, ReplayOptions
 from planner.errors import BenchError
 from planner.slo import Slo
-from planner.workload.catalogue import ARRIVALS, PARAMETRIC, TABLES, parse_arrivals, parse_workload
-from planner.workload.lengths import LengthRules, Overlong
 from planner.workload.requests import Requests
 from planner.workload.workload import Workload
 
@@ -48,6 +56,12 @@ exit codes: 0 measured, 1 the service failed, 2 wrong input
 
 _NUM_REQUESTS = 200
 _RATE = 1.0
+_LOAD = {
+    "num-requests": "of each run; default: 200, or a whole trace if it is shorter",
+    "max-total-tokens": "longest input + output that the service takes",
+    "rate": "requests per second; default: 1, a trace's own for a file",
+    "rates": "one run at each",
+}
 
 
 @dataclass(frozen=True)
@@ -72,11 +86,8 @@ class Plan:
         return self.start is not None
 
     def requests(self, rate: float | None) -> Requests:
-        """At exactly that mean rate: the chance of a short draw moves gaps, not the rate."""
-        drawn = self.workload.requests(self.num_requests, rate, self.options.seed)
-        if rate is None or drawn.rate == float("inf"):
-            return drawn
-        return drawn.stretched(drawn.rate / rate)
+        """One run's; without a rate, at the trace's own times."""
+        return requests_at(self.workload, self.num_requests, rate, self.options.seed)
 
 
 def read_plan(argv: list[str]) -> Plan:
@@ -86,16 +97,13 @@ def read_plan(argv: list[str]) -> Plan:
         PlannerError: they do not make one; says which and why.
     """
     given = _parser().parse_args(argv)
-    arrivals = parse_arrivals(given.arrivals) if given.arrivals else None
-    rules = LengthRules(max_total_tokens=given.max_total_tokens, overlong=given.overlong)
-    workload = parse_workload(given.workload, arrivals, rules)
-    if given.plot is not None and given.plot.suffix.lower() != ".svg":
-        raise BenchError(f"--plot: figures are written as SVG, so {given.plot} must end with .svg")
+    workload = Load.of(given).parsed()
+    check_figure(given.plot)
     return Plan(
         url=given.url,
         workload=workload,
         num_requests=_num_requests(given, workload),
-        slo=Slo(given.ttft, given.tpot, given.target),
+        slo=slo(given),
         options=_options(given),
         rates=_rates(given, workload),
         start=_start(given, workload),
@@ -106,31 +114,12 @@ def read_plan(argv: list[str]) -> Plan:
     )
 
 
-def seconds(text: str) -> float:
-    """`200ms`, `2s`, or a plain number of seconds."""
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(ms|s|)", text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"a time is written as 200ms or 2s, not {text!r}")
-    return float(match[1]) / (1000 if match[2] == "ms" else 1)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Wrong usage is bad input like any other: one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        raise BenchError(f"{message} (see distserve bench --help)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="distserve bench",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("distserve bench", DESCRIPTION, EPILOG)
     parser.add_argument("url", metavar="URL", help="of the service, with or without /v1")
-    _add_load(parser)
-    _add_targets(parser)
+    add_load(parser, _LOAD)
+    _add_sweep(parser)
+    add_targets(parser)
     _add_sending(parser)
     output = parser.add_argument_group("output")
     add = output.add_argument
@@ -142,36 +131,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_load(parser: argparse.ArgumentParser) -> None:
-    load = parser.add_argument_group("load")
-    add = load.add_argument
-    add("--workload", default="sharegpt", metavar="NAME|FILE.csv",
-        help=f"{', '.join([*TABLES, *PARAMETRIC])}, or a trace; default: sharegpt")  # fmt: skip
-    add("--arrivals", metavar="KIND",
-        help=f"{', '.join(ARRIVALS)}; default: poisson, a trace's own for a file")  # fmt: skip
-    add("--num-requests", type=int, metavar="N",
-        help="of each run; default: 200, or a whole trace if it is shorter")  # fmt: skip
-    add("--max-total-tokens", type=int, metavar="N",
-        help="longest input + output that the service takes")  # fmt: skip
-    add("--overlong", type=Overlong, choices=list(Overlong), default=Overlong.DROP,
-        help="what happens to longer ones: left out, or prompts cut; default: drop")  # fmt: skip
-    rate = load.add_mutually_exclusive_group()
-    rate.add_argument("--rate", type=_rate, metavar="R",
-                      help="requests per second; default: 1, a trace's own for a file")  # fmt: skip
-    rate.add_argument("--rates", type=_rate_list, metavar="R,R,...", help="one run at each")
+def _add_sweep(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("sweep").add_argument
     add("--sweep", action="store_true", help="find the knee, beginning at --rate")
-    add("--max-runs", type=int, default=10, metavar="N", help="of a sweep; default: 10")
-
-
-def _add_targets(parser: argparse.ArgumentParser) -> None:
-    targets = parser.add_argument_group("targets")
-    add = targets.add_argument
-    add("--ttft", type=seconds, default=0.2, metavar="TIME",
-        help="time to first token; default: 200ms")  # fmt: skip
-    add("--tpot", type=seconds, default=0.1, metavar="TIME",
-        help="time per output token after the first; default: 100ms")  # fmt: skip
-    add("--target", type=float, default=0.9, metavar="SHARE",
-        help="share of the requests that must meet both; default: 0.9")  # fmt: skip
+    add("--max-runs", type=count, default=10, metavar="N", help="of a sweep; default: 10")
 
 
 def _add_sending(parser: argparse.ArgumentParser) -> None:
@@ -182,7 +145,6 @@ def _add_sending(parser: argparse.ArgumentParser) -> None:
         help="random token ids, or text for services without them; default: tokens")  # fmt: skip
     add("--token-ids", default="1000-30000", metavar="LOW-HIGH",
         help="which ids prompts are made of; default: 1000-30000")  # fmt: skip
-    add("--seed", type=int, default=0, help="of arrivals, lengths and prompts; default: 0")
     add("--timeout", type=seconds, default=600.0, metavar="TIME",
         help="for one answer; default: 600s")  # fmt: skip
     add("--api-key-env", metavar="NAME",
@@ -214,8 +176,6 @@ def _key_header(variable: str | None) -> dict[str, str]:
 def _num_requests(given: argparse.Namespace, workload: Workload) -> int:
     if given.num_requests is None:
         return min(_NUM_REQUESTS, workload.num_rows or _NUM_REQUESTS)
-    if given.num_requests < 1:
-        raise BenchError(f"--num-requests must be at least 1, not {given.num_requests}")
     return int(given.num_requests)
 
 
@@ -232,21 +192,5 @@ def _rates(given: argparse.Namespace, workload: Workload) -> tuple[float, ...]:
 def _start(given: argparse.Namespace, workload: Workload) -> float | None:
     if not given.sweep:
         return None
-    if given.max_runs < 1:
-        raise BenchError(f"--max-runs must be at least 1, not {given.max_runs}")
     start: float = given.rate or workload.own_rate or _RATE
     return start
-
-
-def _rate_list(text: str) -> list[float]:
-    return sorted({_rate(part) for part in text.split(",")})
-
-
-def _rate(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = float("nan")
-    if not 0 < rate < float("inf"):
-        raise BenchError(f"a rate must be above zero requests per second, not {text.strip()!r}")
-    return rate
