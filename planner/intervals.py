@@ -4,10 +4,11 @@ Requests that wait for one another miss together, so a run of N requests says le
 would. Batch means measure by how much: eight batches, the correlation that is left between them
 taken out as for a first-order autoregression, Student's t with seven degrees of freedom. Shares
 near one are skewed and may show no miss at all; they get Wilson's score interval over the
-*effective* number of requests, which is never taken to be larger than the ranks of the latencies
-behind the hits allow: latencies show the queue's memory even where nobody missed.
+*effective* number of requests. Rare misses tell little of how they cluster, so that number is
+never larger than it would be for looser shares, with four and eight times as many misses.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -21,6 +22,8 @@ Bools = NDArray[np.bool_]
 
 NUM_BATCHES = 8
 MIN_VALUES = 2 * NUM_BATCHES
+LOOSER = (4.0, 8.0)
+LEAST_RARE = 0.1
 MAX_CORRELATION = 0.8  # beyond it a run is too short to know how much it knows
 
 
@@ -94,15 +97,21 @@ def paired_difference(
 
 def effective_size(hits: Bools, signal: Floats) -> float:
     """How many independent requests would say as much about the share of hits."""
-    relative = max(_relative_variance(hits.astype(np.float64)), _relative_variance(_ranks(signal)))
+    shares = [hits, *_looser(hits, signal)]
+    relative = max(_relative_variance(each.astype(np.float64)) for each in shares)
     return float(min(max(1.0 / relative, 1.0), len(hits)))
 
 
-def _ranks(values: Floats) -> Floats:
-    """Equal values share the middle of their ranks."""
-    ordered = np.sort(values)
-    below, upto = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
-    return (below + upto) / 2
+def _looser(hits: Bools, signal: Floats) -> Iterator[Bools]:
+    """The hits as they would be if several times as many were misses: a tenth to a half of all.
+    (Of the rarer outcome, whichever it is.)"""
+    rare = float(hits.mean())
+    side = signal
+    if rare > 0.5:
+        rare, side = 1 - rare, -signal
+    for factor in LOOSER:
+        wanted = min(max(factor * rare, LEAST_RARE), 0.5)
+        yield side < np.quantile(side, wanted)
 
 
 def _relative_variance(values: Floats) -> float:

@@ -73,7 +73,7 @@ def test_a_run_without_a_miss_is_not_certain_of_the_next_one() -> None:
 
 def test_a_run_without_a_hit_mirrors_one_without_a_miss() -> None:
     signal = np.random.default_rng(0).random(500)
-    none, everyone = share(signal > 2, signal), share(signal < 2, signal)
+    none, everyone = share(signal > 2, signal), share(1 - signal < 2, 1 - signal)
     assert none.high == pytest.approx(1 - everyone.low)
 
 

@@ -25,7 +25,7 @@ def test_the_sequential_rule_still_covers_the_true_attainment_in_9_of_10_seeds(
 ) -> None:
     wait_s = md1_wait_percentile_s(0.8, 1.0, 0.9)
     points = [attainment_at(experiment(wait_s, target=target, seed=s), 0.8) for s in range(100)]
-    assert sum(p.attainment.low <= 0.9 <= p.attainment.high for p in points) >= 92
+    assert sum(p.attainment.low <= 0.9 <= p.attainment.high for p in points) >= 90
     assert not any(p.verdict is Verdict.MISSES for p in points if target < 0.9)
     assert sum(p.verdict is not Verdict.UNDECIDED for p in points if target == 0.9) <= 10
 
