@@ -11,6 +11,7 @@ from pathlib import Path
 from ipc.vocabulary import Parallelism
 from planner.devices import device_sheet
 from planner.errors import ProfileError
+from planner.latency.added_overhead import added_overhead_latency
 from planner.latency.fitted import FittedLatency
 from planner.latency.interface import LatencyModel
 from planner.latency.measured import MeasuredLatency
@@ -19,6 +20,8 @@ from planner.latency.published import published_engines, published_latency
 from planner.latency.roofline import RooflineLatency
 from planner.latency.table_fit import fit_table
 from planner.model_catalog import model_shape
+
+_SUFFIXES = ("-raw", "-added")
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Knowledge:
         device: a device sheet's name, or None where tables are all there is.
         tables: files that `distserve profile` wrote.
         profile: a named profile of published coefficients: `distserve` or `vllm` (OPT on A100),
-            with `-raw` behind it for the fits without the hand-set factors.
+            with `-raw` behind it for the fits without the hand-set factors, or `-added` for
+            those factors as seconds of the engine's own (`added_overhead`).
     """
 
     model: str
@@ -61,12 +65,14 @@ def latency_model(known: Knowledge, parallelism: Parallelism) -> LatencyModel:
 
 
 def profile_names() -> list[str]:
-    """The named profiles: as shipped, and raw."""
-    return [name + suffix for name in published_engines() for suffix in ("", "-raw")]
+    """The named profiles: as shipped, raw, and with the engine's own seconds added."""
+    return [name + suffix for name in published_engines() for suffix in ("", *_SUFFIXES)]
 
 
 def _published(profile: str, model: str, parallelism: Parallelism) -> LatencyModel:
     if profile not in profile_names():
         raise ProfileError(f"no profile {profile!r}: there are {', '.join(profile_names())}")
-    engine = profile.removesuffix("-raw")
-    return published_latency(engine, model, parallelism, raw=engine != profile)
+    engine, _, treatment = profile.partition("-")
+    if treatment == "added":
+        return added_overhead_latency(engine, model, parallelism)
+    return published_latency(engine, model, parallelism, raw=treatment == "raw")

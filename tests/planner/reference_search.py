@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -29,15 +30,15 @@ class Fits:
     decode_small: Coefficients
     decode_large: Coefficients
 
-    def prefill_s(self, lengths: list[int], pp: int) -> float:
+    def prefill_s(self, batch: "Batch", pp: int) -> float:
         a, b, c = self.prefill
-        whole_ms = a + b * sum(lengths) + c * sum(length**2 for length in lengths)
-        return (whole_ms / pp + pp) / 1000
+        squares = sum(job.num_input**2 for job in batch.jobs)
+        return ((a + b * batch.num_tokens + c * squares) / pp + pp) / 1000
 
-    def decode_s(self, contexts: list[int], pp: int) -> float:
-        batch = len(contexts)
-        a, b, c = self.decode_small if batch < LARGE_BATCH else self.decode_large
-        return (a + b * sum(contexts) + c * batch) / pp / 1000
+    def decode_s(self, batch: "Batch", pp: int) -> float:
+        size = len(batch.jobs)
+        a, b, c = self.decode_small if size < LARGE_BATCH else self.decode_large
+        return (a + b * batch.num_tokens + c * size) / pp / 1000
 
 
 @dataclass(eq=False)
@@ -55,16 +56,28 @@ class Job:
 
 
 @dataclass
+class Batch:
+    """Jobs that step together, and their tokens: of prompts, or of contexts."""
+
+    jobs: list[Job] = field(default_factory=list)
+    num_tokens: int = 0
+
+    @property
+    def overhead_s(self) -> float:
+        """What the first stage adds to a step."""
+        return (2 + 1e-4 * self.num_tokens) / 1000
+
+
+@dataclass
 class Machine:
     """One instance: a queue before the first stage, stages that are busy or not."""
 
     pp: int
-    take: Callable[[deque[Job]], list[Job]]
-    stage_s: Callable[[list[Job]], float]
-    overhead_s: Callable[[list[Job]], float]
-    done: Callable[[list[Job], float], None]
+    take: Callable[[deque[Job]], Batch]
+    stage_s: Callable[[Batch], float]
+    done: Callable[[Batch, float], None]
     queue: deque[Job] = field(default_factory=deque)
-    between: list[deque[list[Job]]] = field(default_factory=list)
+    between: list[deque[Batch]] = field(default_factory=list)
     busy: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -84,15 +97,13 @@ class Reference:
         self.prefill = Machine(
             prefill[1],
             self._take_prompts,
-            lambda jobs: prefill[0].prefill_s([j.num_input for j in jobs], prefill[1]),
-            lambda jobs: (2 + 1e-4 * sum(j.num_input for j in jobs)) / 1000,
+            lambda batch: prefill[0].prefill_s(batch, prefill[1]),
             self._prefilled,
         )
         self.decode = Machine(
             decode[1],
             _take_decodes,
-            lambda jobs: decode[0].decode_s([j.context for j in jobs], decode[1]),
-            lambda jobs: (2 + 1e-4 * sum(j.context for j in jobs)) / 1000,
+            lambda batch: decode[0].decode_s(batch, decode[1]),
             self._decoded,
         )
 
@@ -103,15 +114,12 @@ class Reference:
         lengths = zip(requests.input_tokens, requests.output_tokens, strict=True)
         for index, (num_input, num_output) in enumerate(lengths):
             job = Job(index, int(num_input), int(num_output))
-            self._at(
-                float(requests.arrival_s[index]), lambda now_s, job=job: self._arrive(job, now_s)
-            )
+            self._at(float(requests.arrival_s[index]), partial(self._arrive, job))
         while self._events:
             now_s, _, action = heapq.heappop(self._events)
             action(now_s)
-        return self.first_s - requests.arrival_s, (
-            self.last_s - self.first_s
-        ) / requests.output_tokens
+        ttft_s = self.first_s - requests.arrival_s
+        return ttft_s, (self.last_s - self.first_s) / requests.output_tokens
 
     def _at(self, when_s: float, action: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (when_s, next(self._turn), action))
@@ -128,16 +136,13 @@ class Reference:
             if stage == 0:
                 batch = machine.take(machine.queue)
             else:
-                batch = machine.between[stage].popleft() if machine.between[stage] else []
-            if batch:
+                batch = machine.between[stage].popleft() if machine.between[stage] else Batch()
+            if batch.jobs:
                 machine.busy[stage] = True
-                seconds = machine.stage_s(batch) + (machine.overhead_s(batch) if not stage else 0)
-                self._at(
-                    now_s + seconds,
-                    lambda end_s, s=stage, b=batch: self._stage_done(machine, s, b, end_s),
-                )
+                seconds = machine.stage_s(batch) + (0 if stage else batch.overhead_s)
+                self._at(now_s + seconds, partial(self._stage_done, machine, stage, batch))
 
-    def _stage_done(self, machine: Machine, stage: int, batch: list[Job], now_s: float) -> None:
+    def _stage_done(self, machine: Machine, stage: int, batch: Batch, now_s: float) -> None:
         machine.busy[stage] = False
         if stage + 1 < machine.pp:
             machine.between[stage + 1].append(batch)
@@ -145,21 +150,21 @@ class Reference:
             machine.done(batch, now_s)
         self._advance(machine, now_s)
 
-    def _take_prompts(self, queue: deque[Job]) -> list[Job]:
-        batch, tokens = [], 0
-        while queue and tokens + queue[0].num_input <= self._max_prefill:
-            tokens += queue[0].num_input
-            batch.append(queue.popleft())
+    def _take_prompts(self, queue: deque[Job]) -> Batch:
+        batch = Batch()
+        while queue and batch.num_tokens + queue[0].num_input <= self._max_prefill:
+            batch.num_tokens += queue[0].num_input
+            batch.jobs.append(queue.popleft())
         return batch
 
-    def _prefilled(self, batch: list[Job], now_s: float) -> None:
-        for job in batch:
+    def _prefilled(self, batch: Batch, now_s: float) -> None:
+        for job in batch.jobs:
             self.first_s[job.index] = now_s
             self.decode.queue.append(job)
         self._advance(self.decode, now_s)
 
-    def _decoded(self, batch: list[Job], now_s: float) -> None:
-        for job in batch:
+    def _decoded(self, batch: Batch, now_s: float) -> None:
+        for job in batch.jobs:
             job.num_decoded += 1
             if job.num_decoded >= job.num_output:
                 self.last_s[job.index] = now_s
@@ -167,11 +172,11 @@ class Reference:
                 self.decode.queue.append(job)
 
 
-def _take_decodes(queue: deque[Job]) -> list[Job]:
-    batch, tokens = [], 0
-    while queue and tokens + queue[0].context <= MAX_DECODE_TOKENS:
-        tokens += queue[0].context
-        batch.append(queue.popleft())
+def _take_decodes(queue: deque[Job]) -> Batch:
+    batch = Batch()
+    while queue and batch.num_tokens + (context := queue[0].context) <= MAX_DECODE_TOKENS:
+        batch.num_tokens += context
+        batch.jobs.append(queue.popleft())
     return batch
 
 
