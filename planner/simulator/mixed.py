@@ -2,10 +2,12 @@
 
 Prefill-first runs waiting prompts whole while the decodes stand still, as the paper's vLLM did;
 chunked fills a token budget with the decodes and parts of prompts (Sarathi, DeepSpeed-MII).
+A `VllmModel` is chunked too, under vLLM's rules of admission and preemption.
 """
 
 import bisect
 from collections.abc import Callable
+from math import inf, nextafter
 
 from gpu_workers.batching import pack_prefill, prefill_chunk
 from planner.latency.interface import Chunk
@@ -13,6 +15,7 @@ from planner.simulator.decode import DecodePool
 from planner.simulator.lane import Lane
 from planner.simulator.passage import Agenda, Passage, Record
 from planner.simulator.service import InstanceModel, Service
+from planner.simulator.vllm import PrefixMemory, VllmModel
 
 
 class _Started:
@@ -20,9 +23,9 @@ class _Started:
 
     __slots__ = ("num_computed", "num_new", "passage")
 
-    def __init__(self, passage: Passage) -> None:
+    def __init__(self, passage: Passage, num_computed: int = 0) -> None:
         self.passage = passage
-        self.num_computed = 0
+        self.num_computed = num_computed
         self.num_new = 0  # in the running step
 
     @property
@@ -38,6 +41,7 @@ class MixedLane(Lane):
     def __init__(self, pool: "MixedInstance") -> None:
         super().__init__(pool)
         self.is_prefilling = False
+        self._began_s = 0.0  # the last step that ended
         self._batch: list[Passage] = []
         self._started: list[_Started] = []
 
@@ -59,6 +63,8 @@ class MixedLane(Lane):
 
     def plan(self, now_s: float) -> None:
         self.started_s, self.num_steps = now_s, 0
+        has_work = bool(self.members or self._started)
+        self.pool.welcome(self._began_s if has_work else now_s, now_s)
         if self.pool.chunk_tokens is not None:
             seconds = self._chunked_step(now_s, self.pool.chunk_tokens)
         else:
@@ -70,6 +76,28 @@ class MixedLane(Lane):
             self._wake(now_s + seconds + self.pool.overheads.prefill_step_s)
         if self.pool.waiting:
             self.pool.stop_others(self, now_s)
+
+    def stop_for_arrival(self, now_s: float) -> None:
+        """End the run at the boundary at which one who arrives now may enter."""
+        num_steps = min(self._steps_until(now_s), self.num_steps)
+        end_s = self.boundary(num_steps)
+        is_in_time = now_s <= self.pool.latest_arrival(self.boundary(num_steps - 1), end_s)
+        self.stop_from(now_s if is_in_time else nextafter(end_s, inf))
+
+    def _settle(self, now_s: float) -> None:
+        num_steps = max(0, self.num_steps - 1)
+        self._began_s = self.started_s if self.is_prefilling else self.boundary(num_steps)
+        super()._settle(now_s)
+
+    def _longest_run(self) -> int:
+        return 1 if self.pool.arriving else super()._longest_run()
+
+    def _make_room(self, now_s: float) -> bool:
+        if self.pool.preempts_prompts:
+            while self._started and self._growth(1) > self.pool.free:
+                started = self._started.pop()
+                self.pool.put_back(started.passage, started.num_computed)
+        return super()._make_room(now_s)
 
     def _whole_step(self, now_s: float) -> float | None:
         """Prompts first, whole; None when none waits or fits."""
@@ -83,11 +111,14 @@ class MixedLane(Lane):
         """Every decode, and chunks of prompts in what the budget leaves; None without prompts."""
         if not self._started and not self.pool.waiting:
             return None
+        num_preempted = self.pool.record.num_preemptions
         self._make_room(now_s)
+        is_calm = self.pool.record.num_preemptions == num_preempted
         batch, context = len(self.members), self._context_tokens
         self.pool.free -= self._growth(1) if batch else 0
         budget -= batch
-        self._started += self._newcomers(now_s, budget)
+        if is_calm or not self.pool.preempts_prompts:
+            self._started += self._newcomers(now_s, budget)
         chunks = self._chunks(budget)
         if not chunks:
             self.pool.free += self._growth(1) if batch else 0
@@ -100,8 +131,8 @@ class MixedLane(Lane):
         wanted = budget - sum(started.remaining for started in self._started)
         newcomers = []
         while wanted > 0 and (passage := self.pool.next_one(now_s)) is not None:
-            newcomers.append(_Started(passage))
-            wanted -= passage.num_tokens
+            newcomers.append(_Started(passage, self.pool.recalled(passage)))
+            wanted -= newcomers[-1].remaining
         return newcomers
 
     def _chunks(self, budget: int) -> list[Chunk]:
@@ -143,17 +174,27 @@ class MixedInstance(DecodePool):
         self.queued_tokens = 0
         self.chunk_tokens = model.chunk_tokens
         self.waiting: list[Passage] = []
+        self.arriving: list[tuple[float, Passage]] = []  # not yet seen by whoever plans
         self._limits = model.limits
+        self._vllm = model if isinstance(model, VllmModel) else None
+        self._memory = PrefixMemory(model.kv_blocks)
+        self._recalled: dict[int, int] = {}
 
     def arrive(self, now_s: float, passage: Passage) -> None:
         """A prompt to prefill here; an idle lane takes it now, else the next to end a step."""
         self.queued_tokens += passage.num_tokens
+        idle = [lane for lane in self.lanes if lane.is_idle]
+        if self._vllm is not None and passage.is_first and not idle:
+            self.arriving.append((now_s, passage))
+            for lane in self.lanes:
+                if not lane.is_prefilling:
+                    lane.stop_for_arrival(now_s)
+            return
         bisect.insort(self.waiting, passage)
-        for lane in self.lanes:
-            if lane.is_idle:
-                lane.plan(now_s)
-                return
-        self.stop_others(None, now_s)
+        if idle:
+            idle[0].plan(now_s)
+        else:
+            self.stop_others(None, now_s)
 
     def stop_others(self, planning: MixedLane | None, now_s: float) -> None:
         """What waits is for whichever lane ends a step next."""

@@ -1,0 +1,1 @@
+"""`distserve simulate`: from words to a service, its runs, and the report on them."""
