@@ -1,4 +1,4 @@
-"""The machines that a placement is for: equal nodes of equal devices, and the links between them."""
+"""The machines that a placement is for: equal nodes of equal devices, with links between them."""
 
 from dataclasses import dataclass
 
