@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Callable
 
-from planner import simulate_command
 from planner.bench import command as bench_command
+from planner.simulate import command as simulate_command
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "simulate": simulate_command.main,
@@ -13,8 +13,16 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: that of the command."""
-    return COMMANDS[argv[0]](argv[1:])
+    """Exit code: that of the command, or 2 where there is none."""
+    known = " or ".join(COMMANDS)
+    if not argv:
+        print(f"distserve planner: give a command: {known}", file=sys.stderr)
+        return 2
+    command = COMMANDS.get(argv[0])
+    if command is None:
+        print(f"distserve planner: no command {argv[0]!r}: give {known}", file=sys.stderr)
+        return 2
+    return command(argv[1:])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,233 @@
+"""The command line of `distserve simulate`: from words to a plan, checked in form."""
+
+import argparse
+from pathlib import Path
+
+from ipc.vocabulary import Parallelism, Role
+from planner.arguments import (
+    Load,
+    Parser,
+    add_load,
+    add_targets,
+    check_figure,
+    command_parser,
+    count,
+    count_from_zero,
+    number,
+    scale_list,
+    slo,
+)
+from planner.bench.calibrate import Calibration
+from planner.deployment import Group, Settings
+from planner.devices import device_sheets
+from planner.errors import PlannerError
+from planner.latency.choose import Knowledge, profile_names
+from planner.latency.profile_file import read_profile
+from planner.memory import MemoryRules
+from planner.simulate.options import Bits, Deployment, Drafting, Plan
+from planner.simulate.overheads import NAMES, overhead, read_overheads, with_overheads
+from planner.simulate.words import DESCRIPTION, EPILOG
+from planner.simulator.service import Overheads
+
+_BLOCK_SIZE = 16
+_LOAD = {
+    "num-requests": "simulate exactly so many and count all of them, as bench does; in a search, "
+    "of its longest run; default: as many as a verdict takes, or a whole trace",
+    "max-total-tokens": "longest input + output; default: the model's positions; never more than "
+    "the smallest KV pool",
+    "rate": "requests per second: one run, in full",
+    "rates": "one line for each",
+}
+
+
+def read_plan(argv: list[str]) -> Plan:
+    """The plan that these arguments ask for.
+
+    Raises:
+        PlannerError: they do not make one; says which and why.
+    """
+    given = _parser().parse_args(argv)
+    check_figure(given.plot)
+    rates = tuple(given.rates or ([given.rate] if given.rate else []))
+    _check_together(given, rates)
+    return Plan(
+        deployment=_deployment(given),
+        load=Load.of(given),
+        slo=slo(given),
+        rates=rates,
+        num_requests=given.num_requests,
+        wants_goodput=given.goodput,
+        scales=tuple(given.slo_scales or ()),
+        save=given.save,
+        plot=given.plot,
+        is_json=given.json,
+    )
+
+
+def _parser() -> Parser:
+    parser = command_parser("distserve simulate", DESCRIPTION, EPILOG)
+    _add_knowledge(parser)
+    _add_instances(parser)
+    _add_limits(parser)
+    _add_extras(parser)
+    add_load(parser, _LOAD)
+    add = parser.add_argument_group("what to find").add_argument
+    add("--goodput", action="store_true",
+        help="search it; the rule without a rate, and to be said for a trace")  # fmt: skip
+    add("--slo-scales", type=scale_list, metavar="X,X,...",
+        help="at one rate, the attainment with both targets times each")  # fmt: skip
+    add_targets(parser)
+    add = parser.add_argument_group("output").add_argument
+    add("--save", type=Path, metavar="FILE.csv", help="every request of the (last) run")
+    add("--plot", type=Path, metavar="FILE.svg",
+        help="attainment over the rate; of one run, over the SLO scale")  # fmt: skip
+    add("--json", action="store_true", help="the report as JSON, nothing else")
+    return parser
+
+
+def _add_knowledge(parser: Parser) -> None:
+    add = parser.add_argument_group("what is known").add_argument
+    add("--model", required=True, metavar="NAME|DIR",
+        help="such as opt-13b or llama-3.1-8b, or a directory with a config.json")  # fmt: skip
+    add("--device", metavar="SHEET",
+        help=f"for rooflines, memory and links: {', '.join(device_sheets())}")  # fmt: skip
+    add("--profile", type=Path, action="append", default=[], metavar="FILE",
+        help="a table by `distserve profile`; may be given several times")  # fmt: skip
+    add("--coefficients", choices=profile_names(), metavar="NAME",
+        help=f"published for OPT on A100s: {', '.join(profile_names())}")  # fmt: skip
+
+
+def _add_instances(parser: Parser) -> None:
+    add = parser.add_argument_group("instances (default: --prefill 1 --decode 1)").add_argument
+    for role, text in _ROLES.items():
+        add(f"--{role}", type=count_from_zero, metavar="N", help=text)
+        add(f"--{role}-tp", type=count, metavar="N", help="of each, tensor parallel; default: 1")
+        add(f"--{role}-pp", type=count, metavar="N", help="of each, pipeline stages; default: 1")
+    add("--chunk-tokens", type=count, metavar="N",
+        help="mixed ones: token budget of a step, prompts in chunks; without it, waiting prompts "
+        "run whole and first")  # fmt: skip
+
+
+_ROLES = {
+    Role.PREFILL: "instances that only prefill",
+    Role.DECODE: "instances that only decode",
+    Role.MIXED: "instances that do both",
+}
+
+
+def _add_limits(parser: Parser) -> None:
+    limits = parser.add_argument_group("limits of an instance")
+    add = limits.add_argument
+    add("--prefill-tokens", type=count, metavar="N",
+        help="L_m: prompts are packed up to so many tokens; default: what saturates the "
+        "device, by the latency model")  # fmt: skip
+    add("--max-batch", type=count, default=256, metavar="N",
+        help="sequences that decode together at most; default: 256")  # fmt: skip
+    pool = limits.add_mutually_exclusive_group()
+    pool.add_argument("--kv-tokens", type=count, metavar="N",
+                      help="tokens that its KV pool holds; default: what weights leave of the "
+                      "device's memory")  # fmt: skip
+    pool.add_argument("--kv-cache-gib", type=number, metavar="GIB", help="or GiB of each device")
+    add("--block-size", type=count, metavar="N",
+        help=f"tokens in a KV block; default: {_BLOCK_SIZE}, or a profile's")  # fmt: skip
+    add("--weight-bits", type=number, metavar="N", help="quantised weights; default: the model's")
+    add("--kv-bits", type=number, metavar="N", help="quantised keys and values; default: 16")
+    add("--compute-bits", type=int, choices=(8, 16), help="8: the device's fp8 rate")
+
+
+def _add_extras(parser: Parser) -> None:
+    add = parser.add_argument_group("links, speculation, overheads").add_argument
+    add("--shared-link", action="store_true",
+        help="all pulls share one link; otherwise each decode instance has its own")  # fmt: skip
+    add("--across-nodes", action="store_true", help="pulls go over the device sheet's network")
+    add("--pull-stalls-decode", action="store_true",
+        help="pulls take the place of decode steps, as on CPU workers")  # fmt: skip
+    add("--speculate", type=_drafting, metavar="G:ACCEPTANCE[:MODEL]",
+        help="draft G tokens a step, each accepted with that probability, by that draft model "
+        "(without one: for nothing)")  # fmt: skip
+    add("--overhead", type=overhead, action="append", default=[], metavar="NAME=TIME",
+        help=f"the service's own time, such as decode_step=1ms: {', '.join(NAMES)}")  # fmt: skip
+    add("--overheads", type=Path, metavar="FILE.json", help="the same and more from a file")
+
+
+def _check_together(given: argparse.Namespace, rates: tuple[float, ...]) -> None:
+    """Options that exclude each other."""
+    if given.goodput and rates:
+        raise PlannerError("--goodput finds its rates itself: leave --rate and --rates out")
+    if given.slo_scales and (given.goodput or len(rates) > 1):
+        raise PlannerError("--slo-scales looks at one rate: give --rate alone")
+    if given.save is not None and len(rates) > 1:
+        raise PlannerError("--save holds one run: give --rate, not --rates")
+    if given.chunk_tokens is not None and not given.mixed:
+        raise PlannerError("--chunk-tokens is for mixed instances, and there are none")
+
+
+def _deployment(given: argparse.Namespace) -> Deployment:
+    if given.kv_cache_gib is not None and not given.kv_cache_gib > 0:
+        raise PlannerError(f"--kv-cache-gib must be above zero, not {given.kv_cache_gib:g}")
+    for name in ("weight_bits", "kv_bits"):
+        if (bits := getattr(given, name)) is not None and not 1 <= bits <= 64:
+            option = name.replace("_", "-")
+            raise PlannerError(f"--{option} must lie between 1 and 64, not {bits:g}")
+    costs, calibration = Overheads(), Calibration()
+    if given.overheads is not None:
+        costs, calibration = read_overheads(given.overheads)
+    return Deployment(
+        known=Knowledge(given.model, given.device, tuple(given.profile), given.coefficients),
+        groups=_groups(given),
+        settings=_settings(given, with_overheads(costs, given.overhead)),
+        bits=Bits(given.weight_bits, given.kv_bits, given.compute_bits),
+        drafting=given.speculate,
+        kv_cache_gib=given.kv_cache_gib,
+        across_nodes=given.across_nodes,
+        calibration=calibration,
+    )
+
+
+def _settings(given: argparse.Namespace, costs: Overheads) -> Settings:
+    block_size = given.block_size
+    if block_size is None:
+        block_size = read_profile(given.profile[0]).block_size if given.profile else _BLOCK_SIZE
+    return Settings(
+        prefill_tokens=given.prefill_tokens,
+        max_batch=given.max_batch,
+        kv_tokens=given.kv_tokens,
+        memory=MemoryRules(block_size=block_size),
+        overheads=costs,
+        shares_link=given.shared_link,
+        pull_stalls_decode=given.pull_stalls_decode,
+    )
+
+
+def _groups(given: argparse.Namespace) -> tuple[Group, ...]:
+    """One for each role that has instances; one prefill and one decode where nothing is said."""
+    counts = {role: getattr(given, role) for role in _ROLES}
+    if all(number is None for number in counts.values()):
+        counts |= {Role.PREFILL: 1, Role.DECODE: 1}
+    groups = []
+    for role, number_of in counts.items():
+        tp, pp = getattr(given, f"{role}_tp"), getattr(given, f"{role}_pp")
+        if not number_of and (tp or pp):
+            raise PlannerError(f"--{role}-{'tp' if tp else 'pp'} without {role} instances")
+        if number_of:
+            chunk_tokens = given.chunk_tokens if role is Role.MIXED else None
+            groups.append(Group(role, number_of, Parallelism(tp or 1, pp or 1), chunk_tokens))
+    return tuple(groups)
+
+
+def _drafting(text: str) -> Drafting:
+    """`4:0.7` or `4:0.7:opt-1.3b`."""
+    num_drafted, _, rest = text.partition(":")
+    acceptance, _, model = rest.partition(":")
+    try:
+        drafting = Drafting(int(num_drafted), float(acceptance), model or None)
+    except ValueError:
+        raise PlannerError(
+            f"--speculate takes G:ACCEPTANCE[:MODEL] such as 4:0.7, not {text!r}"
+        ) from None
+    if drafting.num_drafted < 1 or not 0 <= drafting.acceptance < 1:
+        raise PlannerError(
+            "--speculate drafts at least 1 token, and accepts with a probability from 0 to "
+            f"below 1, not {text!r}"
+        )
+    return drafting

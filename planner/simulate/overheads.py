@@ -1,0 +1,50 @@
+"""What the service itself adds to step times: single figures, or a file of them.
+
+A file may also hold what a calibration against a live run found: factors of the steps.
+"""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import msgspec
+import orjson
+
+from planner.arguments import seconds
+from planner.bench.calibrate import Calibration
+from planner.errors import PlannerError
+from planner.simulator.service import Overheads
+
+NAMES = tuple(field.name.removesuffix("_s") for field in fields(Overheads))
+
+
+def read_overheads(path: Path) -> tuple[Overheads, Calibration]:
+    """Seconds and factors; PlannerError names the file and the field."""
+    try:
+        body = msgspec.convert(orjson.loads(path.read_bytes()), dict[str, float])
+    except OSError as error:
+        raise PlannerError(f"--overheads: cannot read {path}: {error.strerror}") from error
+    except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
+        raise PlannerError(f"--overheads: {path}: {error}") from error
+    costs = {f"{name}_s" for name in NAMES}
+    factors = {"prefill_scale", "decode_scale"}
+    for name, value in body.items():
+        if name not in costs | factors | {"num_requests"}:
+            known = ", ".join([*sorted(costs), *sorted(factors)])
+            raise PlannerError(f"--overheads: {path}: no overhead {name!r}: there are {known}")
+        if value < 0 or (name in factors and value == 0):
+            raise PlannerError(f"--overheads: {path}: {name} must not be {value:g}")
+    given = Overheads(**{name: value for name, value in body.items() if name in costs})
+    return given, Calibration(body.get("prefill_scale", 1.0), body.get("decode_scale", 1.0))
+
+
+def overhead(text: str) -> tuple[str, float]:
+    """`NAME=TIME`, such as decode_step=1.5ms."""
+    name, _, value = text.partition("=")
+    if name.strip() not in NAMES:
+        raise PlannerError(f"--overhead {text!r}: give NAME=TIME, NAME one of {', '.join(NAMES)}")
+    return f"{name.strip()}_s", seconds(value)
+
+
+def with_overheads(costs: Overheads, given: list[tuple[str, float]]) -> Overheads:
+    """Single figures win over those of a file."""
+    return replace(costs, **dict(given))
