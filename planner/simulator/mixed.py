@@ -10,6 +10,7 @@ from collections.abc import Callable
 from math import inf, nextafter
 
 from gpu_workers.batching import pack_prefill, prefill_chunk
+from ipc.kv_layout import blocks_for
 from planner.latency.interface import Chunk
 from planner.simulator.decode import DecodePool
 from planner.simulator.lane import Lane
@@ -130,9 +131,9 @@ class MixedLane(Lane):
     def _newcomers(self, now_s: float, budget: int) -> list[_Started]:
         wanted = budget - sum(started.remaining for started in self._started)
         newcomers = []
-        while wanted > 0 and (passage := self.pool.next_one(now_s)) is not None:
-            newcomers.append(_Started(passage, self.pool.recalled(passage)))
-            wanted -= newcomers[-1].remaining
+        while wanted > 0 and (started := self.pool.next_one(now_s)) is not None:
+            newcomers.append(started)
+            wanted -= started.remaining
         return newcomers
 
     def _chunks(self, budget: int) -> list[Chunk]:
@@ -178,7 +179,6 @@ class MixedInstance(DecodePool):
         self._limits = model.limits
         self._vllm = model if isinstance(model, VllmModel) else None
         self._memory = PrefixMemory(model.kv_blocks)
-        self._recalled: dict[int, int] = {}
 
     def arrive(self, now_s: float, passage: Passage) -> None:
         """A prompt to prefill here; an idle lane takes it now, else the next to end a step."""
@@ -195,6 +195,44 @@ class MixedInstance(DecodePool):
             idle[0].plan(now_s)
         else:
             self.stop_others(None, now_s)
+
+    @property
+    def preempts_prompts(self) -> bool:
+        """A prompt that is not yet computed may be put out, and then nobody enters."""
+        return self._vllm is not None
+
+    def latest_arrival(self, began_s: float, ended_s: float) -> float:
+        """Who may enter after a step from `began_s` to `ended_s`."""
+        return self._vllm.latest_arrival(began_s, ended_s) if self._vllm else ended_s
+
+    def welcome(self, began_s: float, now_s: float) -> None:
+        """Those who came in time for what is planned after that step wait from now on."""
+        while self.arriving and self.arriving[0][0] <= self.latest_arrival(began_s, now_s):
+            bisect.insort(self.waiting, self.arriving.pop(0)[1])
+
+    def put_back(self, passage: Passage, num_computed: int) -> None:
+        """Preempt a prompt that was being computed: it waits again."""
+        self.free += passage.blocks
+        self.num_admitted -= 1
+        self.used_blocks -= passage.blocks
+        self.record.num_preemptions += 1
+        self._memory.freed(passage.blocks)
+        num_full = num_computed // self.block_size
+        self._memory.leave(passage.index, passage.blocks, num_full, self.free)
+        bisect.insort(self.waiting, passage)
+
+    def ended(self, passage: Passage, now_s: float) -> None:
+        super().ended(passage, now_s)
+        self._memory.freed(blocks_for(passage.num_tokens + passage.remaining, self.block_size))
+
+    def preempted(self, passage: Passage, num_drawn: int, now_s: float) -> None:
+        super().preempted(passage, num_drawn, now_s)
+        num_computed = passage.num_tokens + num_drawn
+        num_blocks = blocks_for(num_computed, self.block_size)
+        self._memory.freed(num_blocks)
+        if self._vllm is not None:
+            num_full = num_computed // self.block_size
+            self._memory.leave(passage.index, num_blocks, num_full, self.free)
 
     def stop_others(self, planning: MixedLane | None, now_s: float) -> None:
         """What waits is for whichever lane ends a step next."""
@@ -216,13 +254,14 @@ class MixedInstance(DecodePool):
             self._start(passage, now_s)
         return batch
 
-    def next_one(self, now_s: float) -> Passage | None:
+    def next_one(self, now_s: float) -> _Started | None:
         """The head of the queue, if it has room."""
         if not self.waiting or not self._may_enter(self.waiting[0], now_s):
             return None
         passage = self.waiting.pop(0)
+        num_blocks = self._memory.find(passage.index, self.free)
         self._start(passage, now_s)
-        return passage
+        return _Started(passage, num_blocks * self.block_size)
 
     def prefilled(self, lane: MixedLane, passage: Passage, now_s: float) -> None:
         """Its first token is drawn; it goes on in the lane that computed it."""
@@ -235,6 +274,9 @@ class MixedInstance(DecodePool):
         else:
             self.free += passage.blocks
             self.ended(passage, now_s)
+
+    def _room(self, free_blocks: int) -> int:
+        return super()._room(free_blocks) if self._vllm is None else free_blocks
 
     def _start(self, passage: Passage, now_s: float) -> None:
         self.take(passage.blocks, now_s)
