@@ -21,7 +21,7 @@ from planner.simulator.vllm import PrefixMemory, VllmModel
 from planner.workload.requests import Requests
 from tests.planner.line_model import LineModel, chat
 from tests.planner.vllm_runs import (
-    FEWEST_STAMPED_AT_START,
+    NUM_WARMING_UP,
     RTX4090,
     Seen,
     errors,
@@ -71,7 +71,7 @@ def test_the_whole_time_is_as_measured(statistic: str) -> None:
 def test_each_ttft_before_the_pool_is_full_is_as_measured() -> None:
     """Thirty requests one by one, of 0.2 to 1.4 s."""
     timeline, real = both()
-    rows = slice(FEWEST_STAMPED_AT_START, FEWEST_STAMPED_AT_START + 30)
+    rows = slice(NUM_WARMING_UP, NUM_WARMING_UP + 30)
     np.testing.assert_allclose(timeline.ttft_s[rows], real.ttft_s[rows], rtol=0.02, atol=0.005)
     assert timeline.ttft_s[rows].mean() == pytest.approx(real.ttft_s[rows].mean(), rel=0.01)
 

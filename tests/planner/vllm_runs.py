@@ -24,7 +24,7 @@ from tests.planner.reference_data import reference_file, reference_rows
 MEASURED = "vllm_measured_requests.csv"
 BUDGET_TOKENS = 2048
 PERCENTILES = (50, 90, 99)
-FEWEST_STAMPED_AT_START = 11
+NUM_WARMING_UP = 11
 """Requests that met an engine still warming up: its first step took 0.2 s longer than any of its
 kind later (kernels are compiled when first called)."""
 
