@@ -81,6 +81,7 @@ def first_search(found: Outlook) -> Search:
     guess = CLOSE * found.rate_cap
     if not 0 < guess < math.inf:
         guess = CLOSE * found.prefill_cap if 0 < found.prefill_cap < math.inf else 1.0
+    guess = float(f"{guess:.2g}")  # it is shown: a round one reads better
     return Search(guess=guess, lowest=guess * LOWEST_SHARE, highest=guess * 1e4)
 
 

@@ -140,7 +140,16 @@ def _curve_table(rows: list[tuple[str, ...]]) -> Table:
     table = Table(
         title="by rate; latencies in ms", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
     )
-    columns = ("per s", "both met", "95 %", "TTFT met", "TPOT met", "TTFT P90", "TPOT P90", "")
+    columns = (
+        "per s",
+        "both met",
+        "95 %",
+        "TTFT met",
+        "TPOT met",
+        "TTFT P90",
+        "TPOT P90",
+        "target",
+    )
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
@@ -155,7 +164,7 @@ def _run_cells(run: Run) -> tuple[str, ...]:
         *_shares(run.attainment, run.ttft_attainment.value, run.tpot_attainment.value),
         _milliseconds(known.ttft_s)[2],
         _milliseconds(known.tpot_s)[2],
-        str(run.verdict) if run.is_stable else "unstable",
+        _in_a_word(run.verdict, run.is_stable),
     )
 
 
@@ -165,8 +174,14 @@ def _point_cells(point: RatePoint) -> tuple[str, ...]:
         *_shares(point.attainment, point.ttft_attainment, point.tpot_attainment),
         f"{1000 * point.ttft.p90.value:.1f}",
         f"{1000 * point.tpot.p90.value:.1f}",
-        str(point.verdict) if point.is_stable else "unstable",
+        _in_a_word(point.verdict, point.is_stable),
     )
+
+
+def _in_a_word(verdict: Verdict, is_stable: bool) -> str:
+    if not is_stable:
+        return "unstable"
+    return "unclear" if verdict is Verdict.UNDECIDED else str(verdict)
 
 
 def _shares(both: Interval, ttft: float, tpot: float) -> tuple[str, ...]:
