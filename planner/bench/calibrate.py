@@ -3,24 +3,26 @@
 A profile is measured on an idle machine with the engine alone. In service other processes share
 its cores and messages take time, so the steps are a little longer and hand-overs are not free.
 Four figures say how much: a factor for each phase's steps, and the time a request takes to reach
-the prefill queue and the decode queue. They are those with which a simulation of the very same
-requests shows the live run's stage times; other runs are then predicted with them.
+the prefill queue and the decode queue. Other runs are then predicted with them.
 """
+
+import itertools
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 
+from ipc.vocabulary import Role
 from planner.bench.live_run import LiveRun
 from planner.errors import BenchError
-from planner.latency.interface import LatencyModel
+from planner.latency.interface import Chunk, LatencyModel
 from planner.latency.scaled import ScaledLatency
 from planner.simulator.run import simulate
-from planner.simulator.service import InstanceModel, Overheads, Service
+from planner.simulator.service import InstanceModel, Service
 from planner.simulator.timeline import Timeline
-from planner.workload.requests import Floats
 
-NUM_ROUNDS = 8  # each brings the simulated medians closer; the figures settle after four or five
 MIN_REQUESTS = 50
+SAME_S = 2e-6  # durations of one batch differ by rounding alone
 
 
 class Calibration(msgspec.Struct, frozen=True):
@@ -35,20 +37,14 @@ class Calibration(msgspec.Struct, frozen=True):
     def apply(self, service: Service) -> Service:
         """The same service, with steps and hand-overs as they were seen."""
         costs = service.overheads
-        return Service(
+        return replace(
+            service,
             instances=tuple(self._corrected(model) for model in service.instances),
-            block_size=service.block_size,
-            overheads=Overheads(
+            overheads=replace(
+                costs,
                 arrival_s=costs.arrival_s + self.arrival_s,
                 handover_s=costs.handover_s + self.handover_s,
-                token_s=costs.token_s,
-                prefill_step_s=costs.prefill_step_s,
-                decode_step_s=costs.decode_step_s,
-                decode_row_s=costs.decode_row_s,
             ),
-            shares_link=service.shares_link,
-            pull_stalls_decode=service.pull_stalls_decode,
-            speculation=service.speculation,
         )
 
     def _corrected(self, model: InstanceModel) -> InstanceModel:
@@ -57,7 +53,11 @@ class Calibration(msgspec.Struct, frozen=True):
 
 
 def calibrate(run: LiveRun, service: Service) -> Calibration:
-    """The corrections that make a simulation of this run agree with it.
+    """The corrections with which the profile agrees with this run.
+
+    Both factors are read off the run itself: which prompts were computed together, and how many
+    sequences decoded at each moment, is in its times; what the profile says of such steps is set
+    against what they took. No queue is simulated for them, so that a busy run does as well.
 
     Args:
         run: with the five stages, at a rate that the service sustains.
@@ -73,35 +73,91 @@ def calibrate(run: LiveRun, service: Service) -> Calibration:
         )
     if np.isnan(live.prefill_start_s).any():
         raise BenchError("calibration needs the five stages, and this service does not tell them")
-    found = Calibration(num_requests=len(live))
-    for _ in range(NUM_ROUNDS):
-        found = _corrected(found, live, simulate(found.apply(service), live.requests))
-    return found
-
-
-def _corrected(found: Calibration, live: Timeline, simulated: Timeline) -> Calibration:
-    """One round: each figure moves by what its own stage is off by."""
-    ours, theirs = simulated.stages_s(), live.stages_s()
-    idle = ours["prefill_queue"] <= found.arrival_s + 1e-6  # found nobody before it
-    queue_s, decode_queue_s = theirs["prefill_queue"], theirs["decode_queue"]
-    decoded = live.requests.output_tokens > 1
-    return Calibration(
-        prefill_scale=found.prefill_scale * _ratio(theirs["prefill"], ours["prefill"]),
-        decode_scale=found.decode_scale
-        * _ratio(theirs["decode"][decoded], ours["decode"][decoded]),
-        arrival_s=max(0.0, found.arrival_s + _median((queue_s - ours["prefill_queue"])[idle])),
-        handover_s=max(
-            0.0,
-            found.handover_s + _median((decode_queue_s - ours["decode_queue"])[decoded]),
-        ),
-        num_requests=found.num_requests,
+    scaled = Calibration(
+        prefill_scale=_prefill_scale(live, _model(service, Role.PREFILL)),
+        decode_scale=_decode_scale(live, _model(service, Role.DECODE), _num_decodes(service)),
+        arrival_s=_arrival_s(live),
+        num_requests=len(live),
     )
+    return _with_handover(scaled, live, simulate(scaled.apply(service), live.requests))
 
 
-def _ratio(live_s: Floats, simulated_s: Floats) -> float:
-    """Of sums, so that long stages count for what they are; a thousandth keeps zeros out."""
-    return float((live_s.sum() + 1e-3) / (simulated_s.sum() + 1e-3))
+def _model(service: Service, role: Role) -> LatencyModel:
+    """Of the first instance that has this phase to do."""
+    return next(i.latency for i in service.instances if i.role in (role, Role.MIXED))
 
 
-def _median(seconds: Floats) -> float:
-    return float(np.median(seconds)) if len(seconds) else 0.0
+def _num_decodes(service: Service) -> int:
+    return sum(instance.role.decodes for instance in service.instances)
+
+
+def _prefill_scale(live: Timeline, model: LatencyModel) -> float:
+    """Live over profiled seconds, of the batches that were computed."""
+    live_s = profiled_s = 0.0
+    for batch in prefill_batches(live):
+        chunks = [Chunk(int(live.requests.input_tokens[k])) for k in batch]
+        profiled_s += model.num_stages * model.prefill(chunks).seconds
+        live_s += float(live.prefill_end_s[batch[0]] - live.prefill_start_s[batch[0]])
+    return live_s / profiled_s
+
+
+def prefill_batches(live: Timeline) -> list[list[int]]:
+    """Requests that were computed together: the service tells all of them the same duration, and
+    their first tokens reach the client within moments of each other."""
+    durations_s = live.prefill_end_s - live.prefill_start_s
+    batches: list[list[int]] = []
+    for k in np.argsort(live.prefill_end_s, kind="stable").tolist():
+        last = batches[-1][-1] if batches else None
+        if (
+            last is not None
+            and abs(durations_s[k] - durations_s[last]) < SAME_S
+            and live.prefill_end_s[k] - live.prefill_end_s[last] < durations_s[k] / 2
+        ):
+            batches[-1].append(k)
+        else:
+            batches.append([k])
+    return batches
+
+
+def _decode_scale(live: Timeline, model: LatencyModel, num_instances: int) -> float:
+    """Live over profiled seconds of a decode step.
+
+    Between two events (a join, a leave) the batch is what it is. Were steps as profiled, a
+    sequence would take `elapsed / step` of them there; the sum over all its intervals, divided by
+    the steps that it did take, says how much longer a step was.
+    """
+    decoded = live.requests.output_tokens > 1
+    starts, ends = live.decode_start_s[decoded], live.last_token_s[decoded]
+    prompts = live.requests.input_tokens[decoded]
+    steps = live.requests.output_tokens[decoded] - 1
+    instants = np.unique(np.concatenate([starts, ends]))
+    would_be = 0.0
+    for begin_s, end_s in itertools.pairwise(instants.tolist()):
+        inside = (starts <= begin_s) & (ends >= end_s)
+        if not (batch := int(inside.sum())):
+            continue
+        done = (begin_s - starts[inside]) / (ends - starts)[inside] * steps[inside]
+        context = float((prompts[inside] + done + 1).sum())
+        each = max(1, round(batch / num_instances))
+        line = model.decode(each, context * each / batch)
+        step_s = model.num_stages * line.seconds(context * each / batch)
+        would_be += batch * (end_s - begin_s) / step_s
+    return would_be / float(steps.sum())
+
+
+def _arrival_s(live: Timeline) -> float:
+    """On the way to a prefill that had nothing to do: arrivals that met nobody before them."""
+    arrival_s, end_s = live.requests.arrival_s, live.prefill_end_s
+    met_nobody = arrival_s[1:] >= np.maximum.accumulate(end_s)[:-1]
+    waits_s = (live.prefill_start_s - arrival_s)[1:][met_nobody]
+    if not len(waits_s):
+        raise BenchError("no request found the service idle: calibrate at a lower rate")
+    return max(0.0, float(np.median(waits_s)))
+
+
+def _with_handover(found: Calibration, live: Timeline, simulated: Timeline) -> Calibration:
+    """Whatever the decode queue takes beyond what a simulation without hand-over shows."""
+    decoded = live.requests.output_tokens > 1
+    ours_s, theirs_s = (t.stages_s()["decode_queue"][decoded] for t in (simulated, live))
+    extra_s = float(np.median(theirs_s) - np.median(ours_s)) if decoded.any() else 0.0
+    return msgspec.structs.replace(found, handover_s=max(0.0, extra_s))
