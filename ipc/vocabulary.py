@@ -63,19 +63,47 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class InstanceSpec(msgspec.Struct, frozen=True):
-    """One full copy of the model: its role, its shape, and one segment per stage."""
+    """One full copy of the model: its role, its shape, and one segment per stage.
+
+    Args:
+        unit: instances of one unit hand prompts to each other; a placement is copies of it.
+        prefill_tokens: L_m of this shape; None where it does not prefill, or as configured.
+        chunk_tokens: of a mixed one, the token budget of a step; None: prompts run whole.
+    """
 
     name: str
     role: Role
     parallelism: Parallelism
     segments: tuple[Segment, ...]
+    unit: int = 0
+    prefill_tokens: int | None = None
+    chunk_tokens: int | None = None
+
+    def first_gap(self, decode: "InstanceSpec") -> tuple[int, int] | None:
+        """The first stages, here and there, that hold the same layers and share no node: what
+        keeps `decode` from pulling out of this instance. None where every such pair shares one.
+
+        Stages are taken as equal shares of the layers; tensor-parallel ranks of a stage are on
+        one node, so that heads need no look.
+        """
+        ours, theirs = len(self.segments), len(decode.segments)
+        for here, segment in enumerate(self.segments):
+            for there, other in enumerate(decode.segments):
+                overlap = here * theirs < (there + 1) * ours and there * ours < (here + 1) * theirs
+                if overlap and segment.node != other.node:
+                    return here, there
+        return None
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Which instances exist and on which devices."""
+    """Which instances exist and on which devices; what `distserve plan` chose and a daemon runs.
+
+    `model` is None where the configuration alone says it.
+    """
 
     version: int
     instances: tuple[InstanceSpec, ...]
+    model: str | None = None
 
 
 class WorkerName(msgspec.Struct, frozen=True):

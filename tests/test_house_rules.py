@@ -24,6 +24,7 @@ PURE = (
     "ipc.vocabulary",
     "ipc.latency",
     "ipc.kv_layout",
+    "ipc.placement_file",
     "ipc.profile_table",
     "daemon.dispatch",
     "gpu_workers.batching",
