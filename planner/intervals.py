@@ -111,7 +111,8 @@ def _looser(hits: Bools, signal: Floats) -> Iterator[Bools]:
         rare, side = 1 - rare, -signal
     for factor in LOOSER:
         wanted = min(max(factor * rare, LEAST_RARE), 0.5)
-        yield side < np.quantile(side, wanted)
+        # A value that is there: failed requests are infinite, and nothing lies between two.
+        yield side < np.quantile(side, wanted, method="inverted_cdf")
 
 
 def _relative_variance(values: Floats) -> float:
