@@ -23,7 +23,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 say = @echo "==> $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint bench-engine bench-token-path clean distclean
+.PHONY: help serve test lint bench-engine bench-token-path bench-simulator bench-plan clean distclean
 
 help:
 	@echo "make serve         install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
@@ -31,6 +31,8 @@ help:
 	@echo "make lint          ruff, mypy --strict, the house rules"
 	@echo "make bench-engine  measure the engine on this machine, and transformers beside it"
 	@echo "make bench-token-path  measure the daemon alone, with workers that cost nothing"
+	@echo "make bench-simulator  measure the simulator, and set it beside the paper's curves"
+	@echo "make bench-plan    measure the placement search"
 	@echo "make clean         remove caches and build leftovers"
 	@echo "make distclean     the same, and the virtual environment and the models"
 	@echo
@@ -60,6 +62,14 @@ bench-engine: $(TEST) $(MODEL_READY)
 bench-token-path: $(TEST)
 	$(call say,Measuring the daemon's token path)
 	@$(BIN)/python -m tests.benchmarks.token_path
+
+bench-simulator: $(TEST)
+	$(call say,Measuring the simulator)
+	@$(BIN)/python -m tests.benchmarks.simulator $(ARGS)
+
+bench-plan: $(TEST)
+	$(call say,Measuring the placement search)
+	@$(BIN)/python -m tests.benchmarks.placement_search $(ARGS)
 
 $(MODEL_READY): | $(SETUP)
 	$(call say,Fetching the default model (once; 93 MB, about a minute))
