@@ -1,4 +1,4 @@
-"""The planner's figures: attainment curves, stage bars, latency distributions, as SVG.
+"""The planner's figures: attainment curves, stage bars, latencies, what a search found, as SVG.
 
 Deterministic: the same figures make the same bytes. Colours are Okabe and Ito's, which stay apart
 for every kind of colour vision; markers and line styles differ too.
@@ -15,6 +15,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from planner.errors import PlannerError
 from planner.workload.requests import Floats, Ints
@@ -47,6 +48,33 @@ class Curve:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     is_model: bool = False  # predicted rather than measured: a dashed line
+
+
+@dataclass(frozen=True)
+class Band:
+    """A quantity over the rate, with the ends of its intervals; `line` as matplotlib has it."""
+
+    label: str
+    at: Sequence[float]
+    values: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    line: str = "-"
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A candidate: how many devices it takes and the goodput of each, with its interval.
+
+    `name` is written beside it where there is one; `group` gives colour and marker.
+    """
+
+    group: str
+    num_devices: int
+    per_device: float
+    low: float
+    high: float
+    name: str = ""
 
 
 def attainment_against_rate(
@@ -86,6 +114,48 @@ def stage_bars(path: Path, runs: Mapping[str, Mapping[str, float]]) -> None:
         axes.figure.legend(loc="outside upper center", ncols=max(1, len(stages)), columnspacing=1)
 
 
+def latencies_against_rate(
+    path: Path, bands: Sequence[Band], *, quantity: str, target_s: float | None = None
+) -> None:
+    """Percentiles of one latency over the rate, each with its interval; `quantity` names it."""
+    with _drawn(path) as axes:
+        for band, colour, marker in zip(
+            bands, itertools.cycle(_COLOURS), itertools.cycle(_MARKERS)
+        ):
+            axes.plot(
+                band.at, band.values, band.line, color=colour, marker=marker, label=band.label
+            )
+            axes.fill_between(band.at, band.low, band.high, color=colour, alpha=0.15, linewidth=0)
+        if target_s is not None:
+            axes.axhline(target_s, color=_GREY, linestyle=":", label="target")
+        axes.set_xlabel("Rate (requests per second)")
+        axes.set_ylabel(f"{quantity} (s)")
+        axes.set_xlim(left=0)
+        axes.set_yscale("log")
+        axes.legend(loc="upper left")
+
+
+def goodput_against_devices(path: Path, spots: Sequence[Spot]) -> None:
+    """Goodput per device over the devices that a candidate takes, and the line of those that no
+    smaller one beats (the Pareto front)."""
+    groups = dict.fromkeys(spot.group for spot in spots)
+    with _drawn(path) as axes:
+        for group, colour, marker in zip(
+            groups, itertools.cycle(_COLOURS), itertools.cycle(_MARKERS)
+        ):
+            some = [spot for spot in spots if spot.group == group]
+            _draw_spots(axes, some, marker, colour)
+        front = _front(spots)
+        at, best = [spot.num_devices for spot in front], [spot.per_device for spot in front]
+        axes.step(at, best, ":", where="post", color=_GREY, label="best up to so many")
+        axes.set_xlabel("Devices")
+        axes.set_ylabel("Goodput (requests per second and device)")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(loc="lower right")
+
+
 def latency_cdf(
     path: Path, samples_s: Mapping[str, Floats], *, quantity: str, target_s: float | None = None
 ) -> None:
@@ -104,6 +174,19 @@ def latency_cdf(
         axes.legend(loc="lower right")
 
 
+def _draw_spots(axes: Axes, spots: Sequence[Spot], marker: str, colour: str) -> None:
+    """With error bars, each with its name beside it; an interval without an end has no bar."""
+    at = [spot.num_devices for spot in spots]
+    values = np.array([spot.per_device for spot in spots])
+    ends = np.array([(spot.low, spot.high) for spot in spots]).T
+    reach = np.abs(np.where(np.isfinite(ends), ends, values) - values)
+    label = spots[0].group
+    axes.errorbar(at, values, reach, fmt=marker, color=colour, alpha=0.7, label=label, capsize=2)
+    for spot in spots:
+        where = (spot.num_devices, spot.per_device)
+        axes.annotate(spot.name, where, xytext=(6, 4), textcoords="offset points", fontsize=8)
+
+
 def _draw_curves(axes: Axes, curves: Sequence[Curve], target: float | None) -> None:
     for curve, colour, marker in zip(curves, itertools.cycle(_COLOURS), itertools.cycle(_MARKERS)):
         order = np.argsort(curve.at)
@@ -120,6 +203,15 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve], target: float | None) -> N
     axes.set_ylabel("SLO attainment (%)")
     axes.set_ylim(0, 102)
     axes.legend(loc="lower left")
+
+
+def _front(spots: Sequence[Spot]) -> list[Spot]:
+    """By devices, each better than all that take no more."""
+    front: list[Spot] = []
+    for spot in sorted(spots, key=lambda spot: (spot.num_devices, -spot.per_device)):
+        if not front or spot.per_device > front[-1].per_device:
+            front.append(spot)
+    return front
 
 
 def _percent(shares: Sequence[float], order: Ints) -> Floats:
