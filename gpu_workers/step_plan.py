@@ -2,7 +2,7 @@
 
 The plan is the executor's only input, in-process too: every rank keeps its own table of sequences
 and changes it only as plans say, so that all ranks always agree. A plan says what changed, not
-what is. Within a plan the order is: removed, added, blocks, copies, pulls, rows.
+what is. Within a plan the order is: drawn, removed, unmapped, added, blocks, copies, pulls, rows.
 """
 
 import msgspec
@@ -48,6 +48,13 @@ class Pull(msgspec.Struct, frozen=True):
     into: tuple[int, ...]
 
 
+class DrawnToken(msgspec.Struct, frozen=True, array_like=True):
+    """A token that a sequence has gained since the last plan; the rank that drew it has it."""
+
+    sequence: int
+    token_id: int
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """Compute the next `num_new` tokens of a sequence; `draws` if a token is to be drawn after.
 
@@ -60,11 +67,17 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of one micro-batch."""
+    """One step of one micro-batch.
+
+    `unmapped` names (instance, epoch) whose pools are to be forgotten from here on: ranks do that
+    in the order of plans, so that no plan names a pool that a rank has forgotten already.
+    """
 
     step_id: int
     micro_batch: int = 0
+    drawn: tuple[DrawnToken, ...] = ()
     removed: tuple[int, ...] = ()
+    unmapped: tuple[tuple[str, int], ...] = ()
     added: tuple[NewSequence, ...] = ()
     blocks: tuple[NewBlocks, ...] = ()
     copies: tuple[BlockCopy, ...] = ()

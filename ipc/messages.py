@@ -62,6 +62,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int
     mixed: MixedPolicy = MixedPolicy()
     num_token_ids: int | None = None
+    # Of instances with several workers: where the leader's plans come from, and where their
+    # collectives meet (an URL of torch.distributed). Both are fresh with every epoch.
+    group_endpoint: str = ""
+    rendezvous: str = ""
 
 
 class SequenceStart(msgspec.Struct, frozen=True):

@@ -1,0 +1,55 @@
+"""The seam between a model's shards: sums within a stage, hidden states between stages.
+
+A collectives object belongs to one worker and is passed in, never global. CPU workers talk by
+gloo, GPUs by NCCL, tests by threads of one process. Calls of all ranks of a stage must come in
+the same order; step plans see to that.
+"""
+
+from typing import Protocol
+
+import torch
+
+
+class Collectives(Protocol):
+    """What one rank needs of the others of its instance."""
+
+    @property
+    def tp(self) -> int: ...
+
+    @property
+    def tp_rank(self) -> int: ...
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over the stage's ranks, on each of them; in place where x allows it."""
+        ...
+
+    def gather_columns(self, x: torch.Tensor) -> torch.Tensor | None:
+        """(N, W) of each rank of the stage, side by side, (N, tp * W) on rank 0; None elsewhere."""
+        ...
+
+    def send_forward(self, hidden: torch.Tensor) -> None:
+        """(T, hidden) to the same rank of the next stage. Does not wait for it to arrive; the
+        tensor may be changed at once."""
+        ...
+
+    def receive(self, num_tokens: int) -> torch.Tensor:
+        """(num_tokens, hidden) from the same rank of the stage before."""
+        ...
+
+
+class Alone:
+    """The only worker of its instance."""
+
+    tp, tp_rank = 1, 0
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def send_forward(self, hidden: torch.Tensor) -> None:
+        raise AssertionError("there is no next stage")
+
+    def receive(self, num_tokens: int) -> torch.Tensor:
+        raise AssertionError("there is no stage before")
