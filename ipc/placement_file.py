@@ -65,27 +65,42 @@ class FileRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     high: float | None
 
 
+class FileLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a placement was planned for: a later log is held against it.
+
+    Args:
+        rate: requests per second that were asked for; null where the best unit was.
+        gap_cv: coefficient of variation of the gaps between arrivals.
+    """
+
+    workload: str
+    rate: float | None
+    mean_input_tokens: float
+    mean_output_tokens: float
+    gap_cv: float | None
+
+
 class FileOrigin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where a placement comes from: enough to search it again and to judge it later.
 
     Args:
         made: the date, as whoever planned it gave it.
         planner: the program's version.
-        rate: requests per second that were asked for; null where the best unit was.
+        inter_op: pipeline segments that prefill and decode share, each on one node.
         goodput, goodput_per_device: predicted requests per second, of the whole placement.
     """
 
     made: str
     planner: str
-    workload: str
     seed: int
+    load: FileLoad
     objective: str
     affinity: str
-    device: str | None
+    inter_op: int
+    device: str
     ttft_s: float
     tpot_s: float
     attainment: float
-    rate: float | None
     goodput: FileRange
     goodput_per_device: FileRange
 

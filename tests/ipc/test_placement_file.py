@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from ipc.placement_file import (
+    FileLoad,
     FileNode,
     FileOrigin,
     FileRange,
@@ -25,15 +26,15 @@ NODES = (FileNode("a", 8), FileNode("b", 8))
 ORIGIN = FileOrigin(
     made="2026-11-29",
     planner="0.1",
-    workload="sharegpt",
     seed=3,
+    load=FileLoad("sharegpt", None, 755.5, 200.3, 1.0),
     objective="goodput",
     affinity="low",
+    inter_op=1,
     device="a100",
     ttft_s=0.25,
     tpot_s=0.1,
     attainment=0.9,
-    rate=None,
     goodput=FileRange(3.0, 2.5, None),
     goodput_per_device=FileRange(1.0, 0.8, None),
 )
