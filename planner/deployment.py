@@ -17,7 +17,7 @@ from planner.latency.measured import MeasuredLatency
 from planner.latency.published import DEVICE as PUBLISHED_DEVICE
 from planner.memory import MemoryRules, kv_capacity
 from planner.model_catalog import model_shape
-from planner.simulator.service import InstanceModel, Overheads, Service, Speculation
+from planner.simulator.service import InstanceModel, MixedRules, Overheads, Service, Speculation
 
 SATURATION = 0.9
 MAX_SATURATION_TOKENS = 8192
@@ -25,12 +25,14 @@ MAX_SATURATION_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Group:
-    """`count` equal instances. `chunk_tokens` is for mixed ones that prefill in chunks."""
+    """`count` equal instances. `chunk_tokens` is for mixed ones that prefill in chunks, `rules` for
+    those that do so as another engine does."""
 
     role: Role
     count: int
     parallelism: Parallelism = field(default_factory=Parallelism)
     chunk_tokens: int | None = None
+    rules: MixedRules = MixedRules.OURS
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def instance_model(
         kv_blocks=kv_blocks(known, group.parallelism, settings),
         limits=BatchLimits(prefill_tokens=tokens, max_batch=settings.max_batch),
         chunk_tokens=group.chunk_tokens,
+        rules=group.rules,
     )
 
 

@@ -49,7 +49,7 @@ class Calibration(msgspec.Struct, frozen=True):
 
     def _corrected(self, model: InstanceModel) -> InstanceModel:
         latency: LatencyModel = ScaledLatency(model.latency, self.prefill_scale, self.decode_scale)
-        return InstanceModel(model.role, latency, model.kv_blocks, model.limits, model.chunk_tokens)
+        return replace(model, latency=latency)
 
 
 def calibrate(run: LiveRun, service: Service) -> Calibration:

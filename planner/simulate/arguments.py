@@ -1,6 +1,7 @@
 """The command line of `distserve simulate`: from words to a plan, checked in form."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from ipc.vocabulary import Parallelism, Role
@@ -27,7 +28,7 @@ from planner.memory import MemoryRules
 from planner.simulate.options import Bits, Deployment, Drafting, Plan
 from planner.simulate.overheads import NAMES, overhead, read_overheads, with_overheads
 from planner.simulate.words import DESCRIPTION, EPILOG
-from planner.simulator.service import Overheads
+from planner.simulator.service import MixedRules, Overheads
 
 _BLOCK_SIZE = 16
 _LOAD = {
@@ -51,7 +52,7 @@ def read_plan(argv: list[str]) -> Plan:
     rates = tuple(given.rates or ([given.rate] if given.rate else []))
     _check_together(given, rates)
     return Plan(
-        deployment=_deployment(given),
+        deployment=deployment(given),
         load=Load.of(given),
         slo=slo(given),
         rates=rates,
@@ -64,12 +65,18 @@ def read_plan(argv: list[str]) -> Plan:
     )
 
 
-def _parser() -> Parser:
-    parser = command_parser("distserve simulate", DESCRIPTION, EPILOG)
+def add_deployment(parser: argparse.ArgumentParser) -> None:
+    """What is known, the instances, their limits, and what the service adds; `deployment` reads
+    it."""
     _add_knowledge(parser)
     _add_instances(parser)
     _add_limits(parser)
     _add_extras(parser)
+
+
+def _parser() -> Parser:
+    parser = command_parser("distserve simulate", DESCRIPTION, EPILOG)
+    add_deployment(parser)
     add_load(parser, _LOAD)
     add = parser.add_argument_group("what to find").add_argument
     add("--goodput", action="store_true",
@@ -85,7 +92,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _add_knowledge(parser: Parser) -> None:
+def _add_knowledge(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what is known").add_argument
     add("--model", required=True, metavar="NAME|DIR",
         help="such as opt-13b or llama-3.1-8b, or a directory with a config.json")  # fmt: skip
@@ -97,7 +104,7 @@ def _add_knowledge(parser: Parser) -> None:
         help=f"published for OPT on A100s: {', '.join(profile_names())}")  # fmt: skip
 
 
-def _add_instances(parser: Parser) -> None:
+def _add_instances(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("instances (default: --prefill 1 --decode 1)").add_argument
     for role, text in _ROLES.items():
         add(f"--{role}", type=count_from_zero, metavar="N", help=text)
@@ -106,6 +113,9 @@ def _add_instances(parser: Parser) -> None:
     add("--chunk-tokens", type=count, metavar="N",
         help="mixed ones: token budget of a step, prompts in chunks; without it, waiting prompts "
         "run whole and first")  # fmt: skip
+    add("--mixed-rules", choices=("ours", "vllm"), default="ours",
+        help="mixed ones, with --chunk-tokens: as we or as vLLM's engine admits prompts and "
+        "preempts (its max_num_batched_tokens is --chunk-tokens); default: ours")  # fmt: skip
 
 
 _ROLES = {
@@ -115,7 +125,7 @@ _ROLES = {
 }
 
 
-def _add_limits(parser: Parser) -> None:
+def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits of an instance")
     add = limits.add_argument
     add("--prefill-tokens", type=count, metavar="N",
@@ -135,7 +145,7 @@ def _add_limits(parser: Parser) -> None:
     add("--compute-bits", type=int, choices=(8, 16), help="8: the device's fp8 rate")
 
 
-def _add_extras(parser: Parser) -> None:
+def _add_extras(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("links, speculation, overheads").add_argument
     add("--shared-link", action="store_true",
         help="all pulls share one link; otherwise each decode instance has its own")  # fmt: skip
@@ -158,11 +168,25 @@ def _check_together(given: argparse.Namespace, rates: tuple[float, ...]) -> None
         raise PlannerError("--slo-scales looks at one rate: give --rate alone")
     if given.save is not None and len(rates) > 1:
         raise PlannerError("--save holds one run: give --rate, not --rates")
+
+
+def _check_rules(given: argparse.Namespace) -> None:
+    """What only mixed instances have."""
     if given.chunk_tokens is not None and not given.mixed:
         raise PlannerError("--chunk-tokens is for mixed instances, and there are none")
+    if MixedRules(given.mixed_rules).are_vllms and given.chunk_tokens is None:
+        raise PlannerError(
+            "--mixed-rules vllm needs --mixed and --chunk-tokens: vLLM's engine prefills in chunks"
+        )
 
 
-def _deployment(given: argparse.Namespace) -> Deployment:
+def deployment(given: argparse.Namespace) -> Deployment:
+    """What the options that `add_deployment` added ask for.
+
+    Raises:
+        PlannerError: two of them do not go together, or one cannot be.
+    """
+    _check_rules(given)
     if given.kv_cache_gib is not None and not given.kv_cache_gib > 0:
         raise PlannerError(f"--kv-cache-gib must be above zero, not {given.kv_cache_gib:g}")
     for name in ("weight_bits", "kv_bits"):
@@ -210,9 +234,14 @@ def _groups(given: argparse.Namespace) -> tuple[Group, ...]:
         if not number_of and (tp or pp):
             raise PlannerError(f"--{role}-{'tp' if tp else 'pp'} without {role} instances")
         if number_of:
-            chunk_tokens = given.chunk_tokens if role is Role.MIXED else None
-            groups.append(Group(role, number_of, Parallelism(tp or 1, pp or 1), chunk_tokens))
+            group = Group(role, number_of, Parallelism(tp or 1, pp or 1))
+            groups.append(_mixed(group, given) if role is Role.MIXED else group)
     return tuple(groups)
+
+
+def _mixed(group: Group, given: argparse.Namespace) -> Group:
+    rules = MixedRules(given.mixed_rules)
+    return replace(group, chunk_tokens=given.chunk_tokens, rules=rules)
 
 
 def _drafting(text: str) -> Drafting:

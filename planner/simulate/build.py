@@ -52,7 +52,7 @@ def build(asked: Deployment) -> Built:
     )
     is_calibrated = asked.calibration != Calibration()
     service = asked.calibration.apply(bare) if is_calibrated else bare
-    return Built(service, _by_group(asked.groups, service), shape, tuple(_notes(asked, shape)))
+    return Built(service, _by_group(asked.groups, service), shape, tuple(_notes(asked)))
 
 
 def _shape(asked: Deployment) -> ModelShape:
@@ -85,6 +85,7 @@ def _instance(asked: Deployment, shape: ModelShape, group: Group) -> InstanceMod
         kv_blocks=_kv_blocks(asked, shape, group.parallelism),
         limits=BatchLimits(prefill_tokens=tokens, max_batch=asked.settings.max_batch),
         chunk_tokens=group.chunk_tokens,
+        rules=group.rules,
     )
 
 
@@ -157,8 +158,8 @@ def _by_group(
     return tuple(pairs)
 
 
-def _notes(asked: Deployment, shape: ModelShape) -> list[str]:
-    notes = [*_doubts(asked), *_notes_on_tables(asked, shape)]
+def _notes(asked: Deployment) -> list[str]:
+    notes = _doubts(asked)
     if asked.known.tables and asked.bits.weights is not None:
         notes.append("--weight-bits changes the memory alone: step times are as profiled")
     return notes
@@ -176,17 +177,3 @@ def _doubts(asked: Deployment) -> list[str]:
         for tp, why in found.items()
         if why is not None
     ]
-
-
-def _notes_on_tables(asked: Deployment, shape: ModelShape) -> list[str]:
-    """A profile does not know the model by the user's name for it; its KV size gives it away."""
-    notes = []
-    for path in asked.known.tables:
-        table = read_profile(path)
-        own = shape.kv_bytes_per_token * 16 / shape.kv_bits
-        if abs(table.kv_bytes_per_token / table.dtype.num_bytes * 2 - own) > 0.01 * own:
-            notes.append(
-                f"{path} was measured with {table.model}, whose KV takes "
-                f"{table.kv_bytes_per_token} bytes a token: it is hardly {shape.name}"
-            )
-    return notes

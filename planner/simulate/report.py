@@ -35,6 +35,7 @@ class Instances(msgspec.Struct, frozen=True):
     max_batch: int
     kv_tokens: int
     chunk_tokens: int | None
+    rules: str
     sources: list[str]
 
 
@@ -120,6 +121,7 @@ def instances(built: Built, sample: Requests) -> list[Instances]:
             max_batch=model.limits.max_batch,
             kv_tokens=model.kv_blocks * built.service.block_size,
             chunk_tokens=group.chunk_tokens,
+            rules=str(group.rules),
             sources=_sources(model, sample),
         )
         for group, model in built.groups

@@ -2,7 +2,7 @@
 
 Prefill-first runs waiting prompts whole while the decodes stand still, as the paper's vLLM did;
 chunked fills a token budget with the decodes and parts of prompts (Sarathi, DeepSpeed-MII).
-A `VllmModel` is chunked too, under vLLM's rules of admission and preemption.
+Chunks may also follow vLLM's rules of admission and preemption (`MixedRules`).
 """
 
 import bisect
@@ -16,7 +16,7 @@ from planner.simulator.decode import DecodePool
 from planner.simulator.lane import Lane
 from planner.simulator.passage import Agenda, Passage, Record
 from planner.simulator.service import InstanceModel, Service
-from planner.simulator.vllm import PrefixMemory, VllmModel
+from planner.simulator.vllm import PrefixMemory, latest_arrival
 
 
 class _Started:
@@ -177,14 +177,14 @@ class MixedInstance(DecodePool):
         self.waiting: list[Passage] = []
         self.arriving: list[tuple[float, Passage]] = []  # not yet seen by whoever plans
         self._limits = model.limits
-        self._vllm = model if isinstance(model, VllmModel) else None
+        self._rules = model.rules
         self._memory = PrefixMemory(model.kv_blocks)
 
     def arrive(self, now_s: float, passage: Passage) -> None:
         """A prompt to prefill here; an idle lane takes it now, else the next to end a step."""
         self.queued_tokens += passage.num_tokens
         idle = [lane for lane in self.lanes if lane.is_idle]
-        if self._vllm is not None and passage.is_first and not idle:
+        if self._rules.are_vllms and passage.is_first and not idle:
             self.arriving.append((now_s, passage))
             for lane in self.lanes:
                 if not lane.is_prefilling:
@@ -199,11 +199,11 @@ class MixedInstance(DecodePool):
     @property
     def preempts_prompts(self) -> bool:
         """A prompt that is not yet computed may be put out, and then nobody enters."""
-        return self._vllm is not None
+        return self._rules.are_vllms
 
     def latest_arrival(self, began_s: float, ended_s: float) -> float:
         """Who may enter after a step from `began_s` to `ended_s`."""
-        return self._vllm.latest_arrival(began_s, ended_s) if self._vllm else ended_s
+        return latest_arrival(self._rules, began_s, ended_s)
 
     def welcome(self, began_s: float, now_s: float) -> None:
         """Those who came in time for what is planned after that step wait from now on."""
@@ -230,7 +230,7 @@ class MixedInstance(DecodePool):
         num_computed = passage.num_tokens + num_drawn
         num_blocks = blocks_for(num_computed, self.block_size)
         self._memory.freed(num_blocks)
-        if self._vllm is not None:
+        if self._rules.are_vllms:
             num_full = num_computed // self.block_size
             self._memory.leave(passage.index, num_blocks, num_full, self.free)
 
@@ -276,7 +276,7 @@ class MixedInstance(DecodePool):
             self.ended(passage, now_s)
 
     def _room(self, free_blocks: int) -> int:
-        return super()._room(free_blocks) if self._vllm is None else free_blocks
+        return free_blocks if self._rules.are_vllms else super()._room(free_blocks)
 
     def _start(self, passage: Passage, now_s: float) -> None:
         self.take(passage.blocks, now_s)

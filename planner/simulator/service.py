@@ -1,6 +1,7 @@
 """What is simulated: instances with their latency models and pools, and the daemon's own costs."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from gpu_workers.batching import BatchLimits
 from ipc.vocabulary import Role
@@ -8,12 +9,31 @@ from planner.errors import PlannerError
 from planner.latency.interface import LatencyModel
 
 
+class MixedRules(StrEnum):
+    """Whose rules of admission and preemption a mixed instance follows.
+
+    VLLM is vLLM's V1 engine (`planner.simulator.vllm`). VLLM_STAMPED is the same for arrivals that
+    are the engine's own `queued_ts`, which it writes when it looks into its queue, between two
+    steps: such a request arrives at the boundary nearest to it, rather than during a step.
+    """
+
+    OURS = "ours"
+    VLLM = "vllm"
+    VLLM_STAMPED = "vllm-stamped"
+
+    @property
+    def are_vllms(self) -> bool:
+        return self is not MixedRules.OURS
+
+
 @dataclass(frozen=True)
 class InstanceModel:
     """One instance: what it does, how fast, and how much it holds.
 
     `chunk_tokens` belongs to mixed instances alone: the token budget of a step that computes
-    prompts in chunks beside its decodes; without it, waiting prompts run whole and first.
+    prompts in chunks beside its decodes; without it, waiting prompts run whole and first. Under
+    vLLM's rules it is `max_num_batched_tokens`; and `kv_blocks` are those that requests can have,
+    one less than its `num_gpu_blocks`.
     """
 
     role: Role
@@ -21,6 +41,14 @@ class InstanceModel:
     kv_blocks: int
     limits: BatchLimits
     chunk_tokens: int | None = None
+    rules: MixedRules = MixedRules.OURS
+
+    def __post_init__(self) -> None:
+        if self.rules.are_vllms and (self.role is not Role.MIXED or self.chunk_tokens is None):
+            raise PlannerError(
+                "vLLM's rules are for mixed instances with a token budget: its engine prefills in "
+                "chunks"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A colocated instance that schedules as vLLM's V1 engine does, for comparisons with it.
+"""What a colocated instance does otherwise under the rules of vLLM's V1 engine (`MixedRules`).
 
 Set beside our own mixed instance: a prompt enters as soon as its own blocks fit, with none set
 aside for growth, unless this very step had to preempt; what a preempted one computed stays in the
@@ -8,26 +8,15 @@ prefix cache until its blocks are taken; and steps are scheduled while the one b
 
 from dataclasses import dataclass
 
-from planner.simulator.service import InstanceModel
+from planner.simulator.service import MixedRules
 
 
-@dataclass(frozen=True)
-class VllmModel(InstanceModel):
-    """A mixed instance under vLLM's rules; needs `chunk_tokens`, its max_num_batched_tokens.
-
-    `kv_blocks` are those that requests can have: vLLM keeps one of `num_gpu_blocks` for itself.
-
-    Args:
-        stamped_at_boundary: arrivals are the engine's own `queued_ts`, which it writes when it
-            looks into its queue, between two steps. Such a request arrives at the boundary that
-            is nearest to it, rather than during a step.
-    """
-
-    stamped_at_boundary: bool = False
-
-    def latest_arrival(self, began_s: float, ended_s: float) -> float:
-        """Who may enter after a step: the plan was made as it began, with those seen by then."""
-        return (began_s + ended_s) / 2 if self.stamped_at_boundary else began_s
+def latest_arrival(rules: MixedRules, began_s: float, ended_s: float) -> float:
+    """Who may enter after a step. Ours looks into its queue when the step ends; vLLM made the plan
+    as the step began, with those seen by then."""
+    if rules is MixedRules.VLLM_STAMPED:
+        return (began_s + ended_s) / 2
+    return began_s if rules is MixedRules.VLLM else ended_s
 
 
 @dataclass

@@ -15,9 +15,9 @@ from gpu_workers.batching import BatchLimits
 from ipc.vocabulary import Role
 from planner.latency.interface import Chunk
 from planner.simulator.run import simulate
-from planner.simulator.service import InstanceModel, Service
+from planner.simulator.service import InstanceModel, MixedRules, Service
 from planner.simulator.timeline import Timeline
-from planner.simulator.vllm import PrefixMemory, VllmModel
+from planner.simulator.vllm import PrefixMemory
 from planner.workload.requests import Requests
 from tests.planner.line_model import LineModel, chat
 from tests.planner.vllm_runs import (
@@ -92,9 +92,8 @@ def test_three_hundred_requests_take_less_than_a_second() -> None:
 
 
 def vllm(kv_blocks: int, *, budget: int = 256, stamped: bool = False) -> Service:
-    model = VllmModel(
-        Role.MIXED, MODEL, kv_blocks, LIMITS, chunk_tokens=budget, stamped_at_boundary=stamped
-    )
+    rules = MixedRules.VLLM_STAMPED if stamped else MixedRules.VLLM
+    model = InstanceModel(Role.MIXED, MODEL, kv_blocks, LIMITS, budget, rules)
     return Service((model,))
 
 

@@ -43,6 +43,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--decode", "-1"], "--decode: must be at least 0, not -1"),
         (["--mixed-tp", "2"], "--mixed-tp without mixed instances"),
         (["--chunk-tokens", "512"], "--chunk-tokens is for mixed instances"),
+        (["--mixed-rules", "vllm"], "--mixed-rules vllm needs --mixed and --chunk-tokens"),
+        (["--mixed", "1", "--mixed-rules", "theirs"], "invalid choice: 'theirs'"),
         (["--decode-tp", "3"], "40 attention heads do not divide by 3"),
         (["--prefill-pp", "41"], "there are only 40 layers for 41 stages"),
         (["--decode-tp", "8"], "profile distserve has no tp 8 for opt-13b"),

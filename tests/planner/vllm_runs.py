@@ -5,7 +5,7 @@ E2E count from there, and all stamps are the engine's own, without HTTP. Setting
 a budget of 2048 tokens a step, 256 sequences at most, blocks of 16 tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,9 +15,8 @@ from planner.latency.interface import LatencyModel
 from planner.latency.layer_file import LayerFiles, Owner
 from planner.latency.layer_table import LayerTable
 from planner.simulator.run import simulate
-from planner.simulator.service import InstanceModel, Service
+from planner.simulator.service import InstanceModel, MixedRules, Service
 from planner.simulator.timeline import Timeline
-from planner.simulator.vllm import VllmModel
 from planner.workload.requests import Floats, Requests
 from tests.planner.reference_data import reference_file, reference_rows
 
@@ -92,19 +91,18 @@ def layer_table(run: RunOf) -> LayerTable:
 
 def under_vllm_rules(run: RunOf, latency: LatencyModel) -> InstanceModel:
     """One block is vLLM's own: the null block."""
-    return VllmModel(
+    return InstanceModel(
         Role.MIXED,
         latency,
         run.kv_tokens // 16 - 1,
         BatchLimits(prefill_tokens=BUDGET_TOKENS, max_batch=run.max_sequences),
         chunk_tokens=BUDGET_TOKENS,
-        stamped_at_boundary=True,
+        rules=MixedRules.VLLM_STAMPED,
     )
 
 
 def under_our_rules(run: RunOf, latency: LatencyModel) -> InstanceModel:
-    vllm = under_vllm_rules(run, latency)
-    return InstanceModel(Role.MIXED, latency, vllm.kv_blocks, vllm.limits, vllm.chunk_tokens)
+    return replace(under_vllm_rules(run, latency), rules=MixedRules.OURS)
 
 
 def replay(model: InstanceModel, requests: Requests) -> Timeline:
