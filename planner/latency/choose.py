@@ -8,6 +8,7 @@ be. Pulls of a shape that was not measured are not known to a fit.
 from dataclasses import dataclass
 from pathlib import Path
 
+from ipc.profile_table import ProfileTable
 from ipc.vocabulary import Parallelism
 from planner.devices import device_sheet
 from planner.errors import ProfileError
@@ -20,6 +21,7 @@ from planner.latency.published import published_engines, published_latency
 from planner.latency.roofline import RooflineLatency
 from planner.latency.table_fit import fit_table
 from planner.model_catalog import model_shape
+from planner.model_shape import ModelShape
 
 _SUFFIXES = ("-raw", "-added")
 
@@ -44,9 +46,15 @@ class Knowledge:
 
 
 def latency_model(known: Knowledge, parallelism: Parallelism) -> LatencyModel:
-    """The best model for that shape; ProfileError or InfeasibleShape where there is none."""
-    model_shape(known.model).check(parallelism)
-    tables = [read_profile(path) for path in known.tables]
+    """The best model for that shape.
+
+    Raises:
+        InfeasibleShape: the model cannot be cut that way.
+        ProfileError: nothing is known of the shape, or a table is of another model.
+    """
+    shape = model_shape(known.model)
+    shape.check(parallelism)
+    tables = [_table_of(shape, path) for path in known.tables]
     for table in tables:
         if (table.tp, table.pp) == (parallelism.tp, parallelism.pp):
             return MeasuredLatency(table)
@@ -56,12 +64,24 @@ def latency_model(known: Knowledge, parallelism: Parallelism) -> LatencyModel:
     if known.profile is not None:
         return _published(known.profile, known.model, parallelism)
     if known.device is not None:
-        shape = model_shape(known.model)
         return RooflineLatency(shape, device_sheet(known.device), parallelism)
     raise ProfileError(
         f"nothing is known of {known.model} at tp {parallelism.tp}, pp {parallelism.pp}: "
         "give a profile of that shape, or a device for a roofline"
     )
+
+
+def _table_of(shape: ModelShape, path: Path) -> ProfileTable:
+    """A table does not know the model by the user's name for it; its KV size gives it away."""
+    table = read_profile(path)
+    num_cached = shape.num_layers * shape.kv_elements_per_layer(tp=1)
+    if table.kv_bytes_per_token != num_cached * table.dtype.num_bytes:
+        raise ProfileError(
+            f"{path} is no profile of {shape.name}: it was measured with {table.model}, whose keys "
+            f"and values take {table.kv_bytes_per_token} bytes a token in {table.dtype}, not "
+            f"{num_cached * table.dtype.num_bytes}"
+        )
+    return table
 
 
 def profile_names() -> list[str]:

@@ -4,12 +4,13 @@ import pytest
 
 from ipc.vocabulary import Role
 from planner.arguments import Load
+from planner.errors import ProfileError
 from planner.latency.interface import Chunk, Source
 from planner.simulate.arguments import read_plan
 from planner.simulate.build import Built, build
 from planner.simulate.fitting_load import fitting_load
 from planner.simulate.outlook import outlook
-from planner.simulator.service import InstanceModel, Overheads
+from planner.simulator.service import InstanceModel, MixedRules, Overheads
 from planner.workload.lengths import LengthRules
 from tests.planner.profile_tables import decode_ms, profile_table, written
 
@@ -98,10 +99,10 @@ def test_a_profile_answers_for_its_shape_and_says_measured(tmp_path: Path) -> No
     assert made.notes == ()
 
 
-def test_a_profile_of_another_model_is_pointed_out(tmp_path: Path) -> None:
+def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
     table = written(tmp_path, profile_table(), kv_bytes_per_token=131_072)
-    made = built("--model", "smollm2-135m", "--profile", str(table), "--kv-tokens", "20000")
-    assert "measured with toy, whose KV takes 131072 bytes a token" in made.notes[0]
+    with pytest.raises(ProfileError, match=r"profile.json is no profile of smollm2-135m: .* toy"):
+        built("--model", "smollm2-135m", "--profile", str(table), "--kv-tokens", "20000")
 
 
 def test_a_profile_without_pulls_takes_them_from_the_device(tmp_path: Path) -> None:
@@ -128,6 +129,15 @@ def test_links_and_chunks_are_as_told() -> None:
     assert len(made.service.instances) == 4
     mixed = built(*OPT, "--mixed", "2", "--chunk-tokens", "512")
     assert [model.chunk_tokens for model in mixed.service.instances] == [512, 512]
+
+
+def test_mixed_instances_keep_vllms_rules_through_a_calibration(tmp_path: Path) -> None:
+    mixed = (*OPT, "--mixed", "1", "--chunk-tokens", "2048")
+    file = tmp_path / "overheads.json"
+    file.write_text('{"decode_scale": 2}')
+    made = built(*mixed, "--mixed-rules", "vllm", "--overheads", str(file))
+    assert made.service.instances[0].rules is MixedRules.VLLM
+    assert built(*mixed).service.instances[0].rules is MixedRules.OURS
 
 
 def test_the_limit_on_lengths_is_the_least_of_positions_pool_and_what_is_told() -> None:
