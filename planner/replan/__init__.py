@@ -1,0 +1,1 @@
+"""Replanning: has the workload shifted, what placement would suit it now, and does a switch pay."""

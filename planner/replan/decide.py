@@ -1,0 +1,219 @@
+"""Replanning as a function: a log and the placement that serves give a verdict.
+
+A look at the log is cheap and may be taken at every window. Only where it fires is the search
+run, and what it finds compared with what serves. Nothing is kept between calls but what the
+outcome hands back.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from planner.deployment import service
+from planner.goodput import Goodput
+from planner.intervals import Interval
+from planner.model_catalog import model_shape
+from planner.placement.choices import Candidate, Chosen, Problem
+from planner.replan.evaluate import copy_goodput, run
+from planner.replan.forecast import Forecast, forecast, heard
+from planner.replan.gain import (
+    Attained,
+    Gain,
+    Side,
+    Simulate,
+    by_goodput,
+    by_simulation,
+    gain,
+    miss_weight,
+)
+from planner.replan.outcome import Action, Current, Look, Outcome, Proposal, ReplanVerdict
+from planner.replan.recent import Log, longest_output_tokens, recent_pattern, recent_problem
+from planner.replan.rules import Rules, SwitchRates
+from planner.replan.shift import Figure, shifts
+from planner.replan.switching import Fleet, Meanwhile, SwitchCost, change, switch_cost
+from planner.replan.window import Window
+
+PlacementSearch = Callable[[Problem], Chosen]
+CopyGoodput = Callable[[Problem, Candidate, float], Goodput]
+
+NUM_CONFIRMING = 2  # windows that must agree on an excess
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a replan is made with; the search is the planner's own, everything else has a default.
+
+    Args:
+        search: the best placement for a problem and its rate; a PlannerError of it is the caller's.
+        copy_goodput: of one copy of a candidate; the last argument is a first guess.
+    """
+
+    search: PlacementSearch
+    copy_goodput: CopyGoodput = copy_goodput
+    simulate: Simulate = run
+    switch: SwitchRates = field(default_factory=SwitchRates)
+
+
+def look(
+    windows: Sequence[Window], current: Current, rules: Rules, goodput: float | None = None
+) -> Look:
+    """What the log says. `goodput` is the placement's now, where its lengths are not as planned."""
+    now_s = windows[-1].end_s
+    told = heard(windows, rules)
+    limit = current.goodput.value if goodput is None else goodput
+    oldest_s = max(current.since_s, now_s - rules.memory_s) - 1e-6
+    since = [window for window in told if window.start_s >= oldest_s]
+    last = told[-NUM_CONFIRMING:]
+    confirmed = len(last) == NUM_CONFIRMING
+    ahead = forecast(told, rules)
+    alarm = max(limit, current.accepted_rate * (1 + rules.rate_band))
+    return Look(
+        at_s=now_s,
+        shifts=shifts(since, current.planned, rules),
+        forecast=ahead,
+        is_threatened=confirmed
+        and _exceeds(ahead, limit, rules)
+        and _exceeds(forecast(told[:-1], rules), limit, rules),
+        is_emergency=confirmed and all(_surely_above(window, alarm) for window in last),
+        wait_s=max(current.since_s + rules.least_interval_s - now_s - 1e-6, 0.0),
+    )
+
+
+def replan(
+    log: Log, current: Current, problem: Problem, tools: Tools, rules: Rules | None = None
+) -> Outcome:
+    """Has the pattern shifted, what would suit it, and does the switch pay?
+
+    Args:
+        problem: the one that the placement was planned for; its rate and workload are replaced by
+            the recent ones.
+
+    Raises:
+        PlannerError: the search finds no placement for the recent pattern.
+    """
+    rules = rules or Rules()
+    seen = look(log.windows, current, rules)
+    now = recent_problem(log, problem, seen.forecast.upper, rules)
+    goodput = current.goodput
+    if any(shift.figure is not Figure.RATE for shift in seen.shifts):
+        goodput = _goodput_now(now, current, tools)
+        seen = look(log.windows, current, rules, goodput.value)
+    if not seen.fires:
+        action = Action.WAIT if seen.calls else Action.KEEP
+        reason = f"the last plan is younger than allowed by {seen.wait_s:.0f} s"
+        verdict = ReplanVerdict(
+            action=action,
+            reason=reason if seen.calls else "as planned",
+            look=seen,
+            num_devices=current.fleet.num_devices,
+            goodput=goodput,
+        )
+        return Outcome(verdict, current)
+    return _searched(log, Side(current.fleet, goodput), now, tools, (seen, rules))
+
+
+def _exceeds(ahead: Forecast, goodput: float, rules: Rules) -> bool:
+    return ahead.upper > goodput * math.exp(rules.noise * ahead.error)
+
+
+def _surely_above(window: Window, rate: float) -> bool:
+    """By one standard error; with two windows that agree, one time in forty by chance."""
+    return window.rate > rate * math.exp(window.rate_error)
+
+
+def _searched(
+    log: Log, old: Side, now: Problem, tools: Tools, seen_by: tuple[Look, Rules]
+) -> Outcome:
+    seen, rules = seen_by
+    chosen = tools.search(now)
+    new = Side(Fleet(chosen.best.candidate, chosen.num_copies), chosen.rate)
+    found = gain(
+        old,
+        new,
+        _attained(log, (old, new), now, tools),
+        (seen.forecast.upper, rules.horizon_s),
+        now.slo,
+    )
+    cost = _cost(old, new.fleet, now, tools.switch)
+    pays, reason = _pays(old.fleet, new.fleet, found, cost)
+    verdict = ReplanVerdict(
+        action=Action.SWITCH if pays else Action.STAY,
+        reason=reason,
+        look=seen,
+        num_devices=old.fleet.num_devices,
+        goodput=old.goodput,
+        proposal=_proposal(chosen),
+        gain=found,
+        cost=cost,
+    )
+    side = new if pays else old
+    return Outcome(verdict, _carried_on(log, side, seen, rules, accepts=not pays), chosen)
+
+
+def _carried_on(log: Log, side: Side, seen: Look, rules: Rules, *, accepts: bool) -> Current:
+    """Whatever was decided, it was decided for the recent pattern: that is the plan from now on."""
+    told = heard(log.windows, rules)
+    return Current(
+        fleet=side.fleet,
+        goodput=side.goodput,
+        planned=recent_pattern(told, seen.forecast.level, rules),
+        since_s=seen.at_s,
+        accepted_rate=max(window.rate for window in told[-NUM_CONFIRMING:]) if accepts else 0.0,
+    )
+
+
+def _goodput_now(now: Problem, current: Current, tools: Tools) -> Interval:
+    """The placement's goodput under the recent pattern."""
+    fleet = current.fleet
+    guess = max(current.goodput.value / fleet.num_copies, 1e-3)
+    found = tools.copy_goodput(now, fleet.candidate, guess).rate
+    return found.divided(1 / fleet.num_copies)
+
+
+def _attained(log: Log, sides: tuple[Side, Side], now: Problem, tools: Tools) -> Attained:
+    rows, rate = log.rows, now.rate
+    assert rate is not None, "the recent problem has the forecast's rate"
+    if rows is None:
+        return by_goodput(*sides, rate, now.slo)
+    old, new = (side.fleet for side in sides)
+    services = (
+        service(now.known, old.groups, now.settings),
+        service(now.known, new.groups, now.settings),
+    )
+    stretched = (
+        rows.stretched(rows.rate * old.num_copies / rate),
+        rows.stretched(rows.rate * new.num_copies / rate),
+    )
+    return by_simulation(services, stretched, now.slo, tools.simulate)
+
+
+def _cost(old: Side, new: Fleet, now: Problem, rates: SwitchRates) -> SwitchCost:
+    changed = change(old.fleet, new, model_shape(now.known.model), now.settings.memory)
+    meanwhile = Meanwhile(
+        rate=now.rate or 0.0,
+        goodput=old.goodput.value,
+        # No token is meant to take longer than the target.
+        drain_s=longest_output_tokens(now) * now.slo.tpot_s,
+        miss_weight=miss_weight(now.slo),
+        free_devices=max(now.cluster.num_devices - old.fleet.num_devices, 0),
+    )
+    return switch_cost(old.fleet, changed, meanwhile, rates)
+
+
+def _pays(old: Fleet, new: Fleet, found: Gain, cost: SwitchCost) -> tuple[bool, str]:
+    if old == new:
+        return False, "the same placement is still the best"
+    if found.requests.low > cost.requests:
+        return True, "the gain outweighs the switch"
+    if found.requests.value > cost.requests:
+        return False, "the gain is not sure to outweigh the switch"
+    return False, "the switch costs more than it gains"
+
+
+def _proposal(chosen: Chosen) -> Proposal:
+    return Proposal(
+        candidate=chosen.best.candidate,
+        num_copies=chosen.num_copies,
+        num_devices=chosen.num_devices,
+        goodput=chosen.rate,
+    )
