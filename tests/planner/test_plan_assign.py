@@ -10,6 +10,7 @@ from ipc.vocabulary import InstanceSpec, Parallelism, Role, Segment
 from planner.cluster import Cluster
 from planner.deployment import Group
 from planner.placement.assign import AssignmentError, assign, node_names
+from planner.placement.candidates import crosses_nodes
 from planner.placement.choices import Affinity, Candidate, System
 
 
@@ -96,7 +97,14 @@ def test_more_devices_than_there_are_are_told_in_numbers() -> None:
 
 def test_a_segment_larger_than_a_node_is_told_in_numbers() -> None:
     with pytest.raises(AssignmentError, match="needs 6 devices on one node, and a node has 4"):
-        assign(pair((4, 1), (2, 1)), 1, cluster(4, 4), Affinity.LOW)
+        assign(pair((4, 2), (2, 2), inter_op=2), 1, cluster(4, 4), Affinity.LOW)
+
+
+def test_counts_that_no_node_has_room_for_are_placed_across_nodes_also_with_low_affinity() -> None:
+    """Where shapes are settled and only counts are searched; the file says it is not servable."""
+    specs = assign(pair((2, 1), (2, 1), counts="3:2"), 1, cluster(3, 4), Affinity.LOW)
+    check(specs, cluster(3, 4))
+    assert crossings(specs)
 
 
 def test_parts_that_fill_nodes_exactly_fit_although_largest_first_does_not() -> None:
@@ -125,7 +133,7 @@ def test_random_candidates_get_every_device_once_and_each_segment_one_node() -> 
             continue
         placed += 1
         check(specs, where)
-        if affinity is Affinity.LOW:
+        if affinity is Affinity.LOW and not crosses_nodes(candidate, where):
             assert crossings(specs) == []
     assert placed > 50
 
@@ -135,10 +143,10 @@ def test_random_units_of_one_segment_fill_as_many_nodes_as_can_be() -> None:
     rng = random.Random(7)
     for _ in range(60):
         where = cluster(rng.randint(1, 6), rng.choice((4, 8)))
-        candidate = pair((rng.randint(1, 3), 1), (rng.randint(1, 3), 1))
+        half = where.devices_per_node // 2
+        candidate = pair((rng.randint(1, half), 1), (rng.randint(1, half), 1))
         most = where.devices_per_node // candidate.num_devices * where.num_nodes
-        if most:
-            assert len(assign(candidate, most, where, Affinity.LOW)) == 2 * most
+        assert len(assign(candidate, most, where, Affinity.LOW)) == 2 * most
         with pytest.raises(AssignmentError):
             assign(candidate, most + 1, where, Affinity.LOW)
 
