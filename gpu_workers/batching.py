@@ -80,6 +80,13 @@ def fork_blocks(num_tokens: int, num_choices: int, block_size: int) -> int:
     return blocks_for(num_tokens, block_size) + (num_choices - 1 if has_partial else 0)
 
 
+def micro_batch_rows(num_running: int, num_micro_batches: int) -> int:
+    """How many running sequences a decode step takes at most, so that as many steps as a pipeline
+    has stages are equally large: stages wait least when micro-batches are even (paper section
+    4.3: pipeline bubbles come from batches that differ)."""
+    return -(-num_running // num_micro_batches)
+
+
 def prefill_chunk(remaining: Sequence[int], *, budget: int) -> list[int]:
     """How many tokens of each waiting prompt, in order, fill a chunked step's budget."""
     chunk: list[int] = []

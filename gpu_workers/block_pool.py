@@ -31,13 +31,18 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def num_retiring(self) -> int:
+        """Released blocks that come free when steps under way have been collected."""
+        return len(self._retiring)
+
+    @property
     def num_held(self) -> int:
         """Blocks of prefilled prompts that wait for their readers to end."""
         return sum(len(block_ids) for block_ids in self._held.values())
 
     @property
     def num_in_use(self) -> int:
-        """Blocks that running sequences reference, each counted once."""
+        """Blocks that running sequences or steps under way may use, each counted once."""
         return self.num_blocks - self.num_free - self.num_held
 
     def reserve(self, num_blocks: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 import bisect
 from collections.abc import Iterator, Sequence
 
-from gpu_workers.batching import DecodeAdmission
+from gpu_workers.batching import DecodeAdmission, micro_batch_rows
 from gpu_workers.block_pool import BlockPool
 from gpu_workers.draft import Draft
 from gpu_workers.sequences import (
@@ -20,12 +20,19 @@ from ipc.vocabulary import FinishReason
 
 
 class DecodeSide:
-    """Admits when there is room, runs everything admitted in each step, preempts the youngest."""
+    """Admits when there is room, runs all that is admitted, preempts the youngest.
 
-    def __init__(self, pool: BlockPool, block_size: int, max_batch: int) -> None:
+    Each step takes those whose last token has come back; where `num_micro_batches` steps are under
+    way at a time, it takes no more than an even share.
+    """
+
+    def __init__(
+        self, pool: BlockPool, block_size: int, max_batch: int, num_micro_batches: int = 1
+    ) -> None:
         self._pool = pool
         self._block_size = block_size
         self._max_batch = max_batch
+        self._num_micro_batches = num_micro_batches
         self._admission = DecodeAdmission(pool.num_blocks)
         self._waiting: list[PullGroup] = []
         self._pulling: dict[int, PullGroup] = {}
@@ -133,21 +140,29 @@ class DecodeSide:
         return events
 
     def draft_rows(self, draft: Draft) -> list[Preempted]:
-        """One new token for every running choice; the youngest make room where blocks lack."""
+        """One new token for each choice that can run, the oldest first; the youngest make room
+        where blocks lack."""
         preempted: list[Preempted] = []
-        for sequence in sorted(self._running.values(), key=lambda s: s.age):
-            if sequence.is_exhausted or sequence.seq_id not in self._running:
+        limit = micro_batch_rows(len(self._running), self._num_micro_batches)
+        ready = [sequence for sequence in self._running.values() if sequence.can_run]
+        for sequence in sorted(ready, key=lambda s: s.age):
+            if len(draft.rows) >= limit:
+                break
+            if sequence.seq_id not in self._running:
                 continue
             if self._grow(sequence, draft, preempted):
                 sequence.num_computed += 1
                 sequence.num_planned += 1
+                sequence.step_id = draft.step_id
                 draft.rows.append(Row(sequence.seq_id, 1, draws=True))
         return preempted
 
-    def collect(self, row: RowResult, draft: Draft) -> TokenRow | None:
-        """A drawn token; None when its choice has left meanwhile."""
-        if (sequence := self._running.get(row.sequence)) is None:
+    def collect(self, step_id: int, row: RowResult, draft: Draft) -> TokenRow | None:
+        """A drawn token; None when its choice has left meanwhile (and perhaps come back)."""
+        sequence = self._running.get(row.sequence)
+        if sequence is None or sequence.step_id != step_id:
             return None
+        sequence.step_id = None
         sequence.num_output += 1
         reason = finish_reason(row.token_ids[0], sequence.sampling, sequence.num_output)
         if reason is not None:
@@ -166,10 +181,13 @@ class DecodeSide:
         return not is_batch_full and group.num_blocks <= self.room()
 
     def _grow(self, sequence: Running, draft: Draft, preempted: list[Preempted]) -> bool:
-        """Make sure that the next token has its slot; False when the choice itself had to go."""
+        """Make sure that the next token has its slot; False when the choice itself had to go, or
+        must wait for blocks that steps under way may still use."""
         if blocks_for(sequence.num_computed + 1, self._block_size) <= len(sequence.blocks):
             return True
         while self._pool.num_free == 0:
+            if self._pool.num_retiring:
+                return False
             youngest = max(self._running.values(), key=lambda s: s.age)
             self._preempt(youngest, draft, preempted)
             if youngest is sequence:

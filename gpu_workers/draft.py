@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from gpu_workers.step_plan import (
     BlockCopy,
+    DrawnToken,
     NewBlocks,
     NewSequence,
     Pull,
@@ -19,7 +20,14 @@ class Draft:
         self._step_id = 0
         self._clear()
 
+    @property
+    def step_id(self) -> int:
+        """What the next plan will be called."""
+        return self._step_id + 1
+
     def _clear(self) -> None:
+        self._drawn: dict[int, DrawnToken] = {}
+        self._unmapped: list[tuple[str, int]] = []
         self._removed: list[int] = []
         self._added: dict[int, NewSequence] = {}
         self._blocks: list[NewBlocks] = []
@@ -29,8 +37,17 @@ class Draft:
 
     @property
     def is_empty(self) -> bool:
+        """Drawn tokens alone are no reason for a plan: they matter when their sequences run."""
         changed = self._removed or self._added or self._blocks or self._copies
-        return not (changed or self._pulls or self.rows)
+        return not (changed or self._pulls or self.rows or self._unmapped)
+
+    def drew(self, sequence: int, token_id: int) -> None:
+        """The ranks that did not draw this token are to hear of it."""
+        self._drawn[sequence] = DrawnToken(sequence, token_id)
+
+    def unmap(self, instance: str, epoch: int) -> None:
+        """The ranks are to forget the pools of an incarnation that has ended."""
+        self._unmapped.append((instance, epoch))
 
     def add(self, sequence: NewSequence, block_ids: Sequence[int]) -> None:
         self._added[sequence.sequence] = sequence
@@ -43,6 +60,7 @@ class Draft:
         """Also takes back what this draft says of it: it may have come and gone between steps."""
         self._blocks = [blocks for blocks in self._blocks if blocks.sequence != sequence]
         self.rows = [row for row in self.rows if row.sequence != sequence]
+        self._drawn.pop(sequence, None)
         if self._added.pop(sequence, None) is None:
             self._removed.append(sequence)
 
@@ -56,7 +74,9 @@ class Draft:
         self._step_id += 1
         plan = StepPlan(
             step_id=self._step_id,
+            drawn=tuple(self._drawn.values()),
             removed=tuple(self._removed),
+            unmapped=tuple(self._unmapped),
             added=tuple(self._added.values()),
             blocks=tuple(self._blocks),
             copies=tuple(self._copies),

@@ -111,11 +111,11 @@ class PrefillSide:
     def owns(self, sequence: int) -> bool:
         return sequence in self._started
 
-    def collect_chunks(self, draft: Draft) -> list[Gone]:
+    def collect_chunks(self, step_id: int, draft: Draft) -> list[Gone]:
         """Chunks whose prompt goes on: they drew nothing, but may have been aborted meanwhile."""
         gone = []
-        for job in [j for j in self._started.values() if j.is_launched and j.remaining]:
-            job.is_launched = False
+        for job in [j for j in self._started.values() if j.step_id == step_id and j.remaining]:
+            job.step_id = None
             if job.is_aborted:
                 gone.append(self._drop(job, draft))
         return gone
@@ -185,7 +185,7 @@ class PrefillSide:
 
     def _draft_row(self, job: PrefillJob, num_new: int, draft: Draft) -> None:
         job.num_computed += num_new
-        job.is_launched = True
+        job.step_id = draft.step_id
         draft.rows.append(Row(job.command.request_id, num_new, draws=job.remaining == 0))
 
     def _drop(self, job: PrefillJob, draft: Draft) -> Gone:

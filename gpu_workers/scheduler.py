@@ -1,7 +1,8 @@
 """Turns a leader's queues into step plans, and step results into events. No sockets, no tensors.
 
 Roles differ only in which queues ever fill: prompts come where prefill is done, handles where
-decode is; a mixed instance decodes what it prefilled. Time comes in as an argument.
+decode is; a mixed instance decodes what it prefilled. Several steps may be under way: what is in
+one of them is in no other until it has been collected. Time comes in as an argument.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from gpu_workers.decode_side import DecodeSide
 from gpu_workers.draft import Draft
 from gpu_workers.prefill_side import Owner, PrefillSide
 from gpu_workers.sequences import PrefillJob
-from gpu_workers.step_plan import PullResult, StepPlan, StepResult
+from gpu_workers.step_plan import PullResult, RowResult, StepPlan, StepResult
 from ipc.messages import (
     Abort,
     Decode,
@@ -24,7 +25,9 @@ from ipc.messages import (
     TokenRow,
     Tokens,
 )
-from ipc.vocabulary import FinishReason, Role
+from ipc.vocabulary import FinishReason, Parallelism, Role
+
+ALONE = Parallelism()
 
 
 @dataclass
@@ -41,7 +44,11 @@ class Counters:
 
 
 class Scheduler:
-    """One instance's queues, books and policy. `outbox` gathers the events to send."""
+    """One instance's queues, books and policy. `outbox` gathers the events to send.
+
+    `parallelism` says into how many micro-batches decodes are dealt (pp), and whether there are
+    followers, who must be told what was drawn.
+    """
 
     def __init__(
         self,
@@ -52,15 +59,17 @@ class Scheduler:
         num_blocks: int,
         block_size: int,
         limits: BatchLimits,
+        parallelism: Parallelism = ALONE,
     ) -> None:
         self.role = role
+        self._has_followers = parallelism.num_workers > 1
         self._mixed = mixed
         self._block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.prefills = PrefillSide(
             owner, self.pool, block_size=block_size, prefill_tokens=limits.prefill_tokens
         )
-        self.decodes = DecodeSide(self.pool, block_size, limits.max_batch)
+        self.decodes = DecodeSide(self.pool, block_size, limits.max_batch, parallelism.pp)
         self.counters = Counters()
         self.outbox: list[Event | Tokens] = []
         self._draft = Draft()
@@ -98,6 +107,8 @@ class Scheduler:
 
     def peer_down(self, instance: str, epoch: int) -> None:
         self.outbox += self.decodes.peer_down(instance, epoch)
+        if self._has_followers:
+            self._draft.unmap(instance, epoch)
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can run and nothing has changed."""
@@ -137,15 +148,21 @@ class Scheduler:
     def collect(self, result: StepResult, *, started_s: float, ended_s: float) -> None:
         """A launched step has ended: its tokens become events."""
         self.pool.step_collected()
-        self.outbox += self.prefills.collect_chunks(self._draft)
+        self.outbox += self.prefills.collect_chunks(result.step_id, self._draft)
         rows: list[TokenRow] = []
         for row in result.rows:
             if self.prefills.owns(row.sequence):
                 self.outbox.append(self.prefills.collect(row, ended_s, self._draft, self._adopt))
-            elif (token_row := self.decodes.collect(row, self._draft)) is not None:
+            elif (token_row := self._collect_row(result.step_id, row)) is not None:
                 rows.append(token_row)
         if rows:
             self.outbox.append(Tokens(started_s, tuple(rows)))
+
+    def _collect_row(self, step_id: int, row: RowResult) -> TokenRow | None:
+        token_row = self.decodes.collect(step_id, row, self._draft)
+        if token_row is not None and token_row.finished is None and self._has_followers:
+            self._draft.drew(row.sequence, row.token_ids[0])
+        return token_row
 
     def pulled(self, result: PullResult) -> None:
         self.counters.num_pulls += 1

@@ -18,8 +18,12 @@ class PrefillJob:
     blocks: tuple[int, ...] = ()
     num_computed: int = 0
     started_s: float | None = None
-    is_launched: bool = False
+    step_id: int | None = None  # of the step under way that has a row of it
     is_aborted: bool = False
+
+    @property
+    def is_launched(self) -> bool:
+        return self.step_id is not None
 
     @property
     def num_tokens(self) -> int:
@@ -80,11 +84,12 @@ class Running:
     num_computed: int  # advances at launch
     num_output: int  # advances at collect
     num_planned: int  # output tokens drawn or launched
+    step_id: int | None = None  # of the step under way that has its row
 
     @property
-    def is_exhausted(self) -> bool:
-        """Nothing more may be launched for it; what is launched will end it."""
-        return self.num_planned >= self.sampling.max_tokens
+    def can_run(self) -> bool:
+        """Its last token has come back, and more may be drawn."""
+        return self.step_id is None and self.num_planned < self.sampling.max_tokens
 
     @property
     def age(self) -> tuple[int, int]:
