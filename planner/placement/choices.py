@@ -6,6 +6,7 @@ from enum import StrEnum
 from ipc.vocabulary import Parallelism, Role
 from planner.cluster import Cluster
 from planner.deployment import Group, Settings
+from planner.errors import PlannerError
 from planner.goodput import Goodput
 from planner.intervals import Interval
 from planner.latency.choose import Knowledge
@@ -93,10 +94,15 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A candidate with its simulated goodput."""
+    """A candidate with its simulated goodput.
+
+    Args:
+        is_rough: from a first look alone, at short runs; it was too far from the best for more.
+    """
 
     candidate: Candidate
     goodput: Goodput
+    is_rough: bool = False
 
     @property
     def per_device(self) -> Interval:
@@ -114,3 +120,7 @@ class Chosen:
     @property
     def num_devices(self) -> int:
         return self.num_copies * self.best.candidate.num_devices
+
+
+class PlacementError(PlannerError):
+    """No placement can do what is asked, on this cluster."""

@@ -1,0 +1,72 @@
+"""Why to disaggregate, or why not, in sentences with the numbers at hand (paper section 7)."""
+
+from ipc.vocabulary import Role
+from planner.latency.interface import Chunk
+from planner.placement.choices import Chosen, Evaluated, Objective, Problem
+from planner.placement.close_look import Bench
+
+FEW = 4  # devices, up to which a ratio of phases can hardly be met
+SLOW_PULL = 0.5  # of the prompt's own prefill
+
+
+def for_it(disaggregated: Chosen, colocated: Evaluated | None) -> tuple[str, ...]:
+    """The disaggregated placement is recommended."""
+    ours = disaggregated.best.per_device
+    if colocated is None:
+        return ("no colocated service was found that meets the targets",)
+    theirs = colocated.per_device
+    if ours.value > theirs.high:
+        verdict = f"disaggregation carries {ours.value / theirs.value:.2f} times as much per device"
+    else:
+        verdict = "disaggregation and the best colocated service are within the uncertainty"
+    return (f"{verdict}: {ours.value:.3g} against {theirs.value:.3g} requests/s",)
+
+
+def against_it(bench: Bench, colocated: Chosen, disaggregated: Chosen | None) -> tuple[str, ...]:
+    """A colocated placement is recommended."""
+    problem = bench.problem
+    told = [_by_how_much(problem, colocated, disaggregated)]
+    if problem.objective is Objective.THROUGHPUT:
+        told.append(
+            "without latency targets nothing is gained by keeping the phases apart, and a "
+            "colocated instance is never idle in one phase while the other has work"
+        )
+    if problem.cluster.num_devices <= FEW:
+        told.append(
+            f"{problem.cluster.num_devices} devices leave hardly a choice of how many prefill "
+            "and how many decode, and every phase needs its own copy of the weights"
+        )
+    if disaggregated is not None:
+        told += _slow_pulls(disaggregated, bench)
+    return tuple(told)
+
+
+def _by_how_much(problem: Problem, colocated: Chosen, disaggregated: Chosen | None) -> str:
+    if disaggregated is None:
+        return "no disaggregated placement can be, or carries what is asked: the list says why"
+    if problem.rate is not None and colocated.num_devices != disaggregated.num_devices:
+        return (
+            f"colocated instances carry the rate on {colocated.num_devices} devices, "
+            f"a disaggregated placement needs {disaggregated.num_devices}"
+        )
+    ours, theirs = colocated.best.per_device, disaggregated.best.per_device
+    return (
+        f"a colocated service carries {ours.value:.3g} requests/s per device, the best "
+        f"disaggregated one {theirs.value:.3g}"
+    )
+
+
+def _slow_pulls(disaggregated: Chosen, bench: Bench) -> list[str]:
+    setup = bench.hunt.setup(disaggregated.best.candidate)
+    service = bench.shapes.service(setup.groups, across_nodes=setup.across_nodes)
+    tokens = round(float(bench.sample.input_tokens.mean()))
+    decode = next(each for each in service.instances if each.role is Role.DECODE)
+    prefill = next(each for each in service.instances if each.role is Role.PREFILL)
+    pull_s = decode.latency.transfer(tokens).seconds
+    prefill_s = prefill.latency.prefill([Chunk(tokens)]).seconds * prefill.latency.num_stages
+    if pull_s < SLOW_PULL * prefill_s:
+        return []
+    return [
+        f"the link is slow for such prompts: a pull of {tokens} tokens takes "
+        f"{1000 * pull_s:.3g} ms, their prefill {1000 * prefill_s:.3g} ms"
+    ]

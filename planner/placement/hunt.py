@@ -1,0 +1,191 @@
+"""The best candidates first: bounds get sharper only for those that still lead.
+
+A candidate's bound starts as its analytic caps. When it leads, its phases are simulated, each
+alone; when it still leads with what those carry, it is simulated as a whole. It ends when nothing
+open can beat the best that was simulated: the rest is dropped, with the numbers that say so. With
+n prefill and m decode shapes that takes n + m searches of phases and few of pairs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ipc.vocabulary import Parallelism, Role
+from planner.deployment import Group
+from planner.goodput import Goodput
+from planner.placement.candidates import counted, crosses_nodes, max_copies, mixed_counts
+from planner.placement.choices import Candidate, Dropped, Evaluated, Problem
+from planner.placement.crew import Crew
+from planner.placement.laboratory import FindGoodput, Part, Setup
+from planner.placement.limits import Limits
+from planner.placement.options import Depth, Options
+
+WAVE = 6  # simulated before the next look at what leads; the result depends on it, so it is fixed
+SLACK = 1.1  # a phase's first look is rough, and finished prompts come smoother than Poisson
+POOLING = 1.25  # what equal instances behind one dispatcher may carry beyond as many alone
+JOINT_SHARE = 0.9  # of what the weaker phase carries alone: where a joint search begins
+BEYOND = 1.15  # of the cap: there every run fails, so that a search finds both its ends
+SAME = 0.97  # ratios this close to the best one are as good: the smaller counts are taken
+PARTS = {Role.PREFILL: Part.PREFILL, Role.DECODE: Part.DECODE}
+
+
+@dataclass(frozen=True)
+class Item:
+    """A candidate still open. `is_flexible`: its counts follow what its phases carry."""
+
+    candidate: Candidate
+    is_flexible: bool = False
+
+
+@dataclass(frozen=True)
+class Leading:
+    """An item with the counts that suit it best so far, and the rate that it cannot beat."""
+
+    item: Item
+    candidate: Candidate
+    bound: float
+
+    @property
+    def per_device(self) -> float:
+        return self.bound / self.candidate.num_devices
+
+
+class Hunt:
+    """First looks at the candidates of one problem."""
+
+    def __init__(self, problem: Problem, options: Options, crew: Crew, limits: Limits) -> None:
+        self.phases: dict[Group, Goodput] = {}
+        self._problem, self._options = problem, options
+        self._crew, self._limits = crew, limits
+
+    def explore(
+        self, items: Sequence[Item], what: str, best: float = 0.0
+    ) -> tuple[list[Evaluated], list[Dropped]]:
+        """Those simulated as a whole, and those that cannot beat them. None of the items is
+        refused by the limits; `best` is a goodput per device that was found elsewhere."""
+        left, found = list(items), list[Evaluated]()
+        while left:
+            leading = self._leading(left, best)
+            if not leading:
+                break
+            if self._measure(leading[: 2 * WAVE], what):
+                continue
+            wave = leading if not self._options.prunes else leading[:WAVE]
+            found += self._simulate([one.candidate for one in wave], what)
+            best = max([best, *(each.per_device.value for each in found)])
+            gone = {one.item for one in wave}
+            left = [item for item in left if item not in gone]
+        dropped = [Dropped(one.candidate, self._behind(one, best)) for one in self._all(left)]
+        return found, dropped
+
+    def carried(self, group: Group) -> float:
+        """What the group can carry at most, as far as it is known."""
+        cap = self._limits.cap(group)
+        if group in self.phases:
+            return min(cap, SLACK * self.phases[group].rate.value)
+        one = replace(group, count=1)
+        if one in self.phases:
+            return min(cap, POOLING * group.count * self.phases[one].rate.value)
+        return cap
+
+    def measure(self, groups: Sequence[Group], what: str) -> bool:
+        """Simulate phases alone; false when all of them are known already."""
+        fresh = [g for g in dict.fromkeys(groups) if g.role in PARTS and g not in self.phases]
+        tasks = [self._phase_task(group) for group in fresh]
+        self.phases.update(zip(fresh, self._crew.goodputs(tasks, what), strict=True))
+        return bool(fresh)
+
+    def setup(self, candidate: Candidate) -> Setup:
+        return Setup(candidate.groups, crosses_nodes(candidate, self._problem.cluster))
+
+    def _leading(self, items: Sequence[Item], best: float) -> list[Leading]:
+        ranked = self._all(items)
+        if not self._options.prunes:
+            return ranked
+        return [one for one in ranked if one.bound > 0 and one.per_device >= best]
+
+    def _all(self, items: Sequence[Item]) -> list[Leading]:
+        """The highest bounds first; of equal ones those of fewer devices."""
+        leading = [one for item in items if (one := self._composed(item)) is not None]
+        return sorted(leading, key=lambda one: (-one.per_device, one.candidate.num_devices))
+
+    def _composed(self, item: Item) -> Leading | None:
+        if not item.is_flexible:
+            return Leading(item, item.candidate, self._bound(item.candidate))
+        prefill, decode = item.candidate.groups
+        singles = self.carried(prefill), self.carried(decode)
+        candidate = _by_ratio(item.candidate, singles, self._problem)
+        return Leading(item, candidate, self._bound(candidate)) if candidate else None
+
+    def _bound(self, candidate: Candidate) -> float:
+        return min(self.carried(group) for group in candidate.groups)
+
+    def _measure(self, leading: Sequence[Leading], what: str) -> bool:
+        """Sharpen bounds: one instance of each shape first, then as many as the counts say."""
+        groups = [group for one in leading for group in one.candidate.groups]
+        if self.measure([replace(group, count=1) for group in groups], f"{what}: phases"):
+            return True
+        return self.measure(groups, f"{what}: phases")
+
+    def _phase_task(self, group: Group) -> FindGoodput:
+        rate = 0.7 * self.carried(group)
+        setup, cap = Setup((group,), part=PARTS[group.role]), self._limits.cap(group)
+        least = self._limits.settling(setup.groups, cap)
+        return FindGoodput(setup, Depth.FIRST, rate, BEYOND * cap, least)
+
+    def _simulate(self, candidates: Sequence[Candidate], what: str) -> list[Evaluated]:
+        tasks = [self.task(candidate, Depth.FIRST) for candidate in candidates]
+        found = self._crew.goodputs(tasks, f"{what}: placements")
+        pairs = zip(candidates, found, strict=True)
+        return [Evaluated(candidate, goodput, is_rough=True) for candidate, goodput in pairs]
+
+    def task(self, candidate: Candidate, depth: Depth, near: float | None = None) -> FindGoodput:
+        """Its goodput as a whole, sought near what is known."""
+        rate, is_near = 0.7 * self._bound(candidate), near is not None
+        if near is not None:
+            rate = near
+        elif all(group in self.phases for group in candidate.groups):
+            weakest = min(self.phases[group].rate.value for group in candidate.groups)
+            rate, is_near = JOINT_SHARE * weakest, weakest > 0
+        cap = self._limits.cap_of(candidate.groups)
+        least = self._limits.settling(candidate.groups, cap)
+        return FindGoodput(self.setup(candidate), depth, rate, BEYOND * cap, least, is_near)
+
+    def _behind(self, one: Leading, best: float) -> str:
+        return (
+            f"{_carries(one.candidate, self)}: at most {one.per_device:.3g} per device, where "
+            f"{best:.3g} was found"
+        )
+
+
+def _carries(candidate: Candidate, hunt: Hunt) -> str:
+    told = [f"{group.role} carries {hunt.carried(group):.3g}" for group in candidate.groups]
+    return " and ".join(told) + " requests/s at most"
+
+
+def _by_ratio(
+    candidate: Candidate, singles: tuple[float, float], problem: Problem
+) -> Candidate | None:
+    """The smallest counts whose ratio is as good as the best one, if they pack into the nodes;
+    else the next. None where no counts do."""
+    prefill, decode = (group.parallelism for group in candidate.groups)
+    ranked = _ranked_counts(prefill, decode, singles, problem.cluster.num_devices)
+    for counts in ranked:
+        composed = counted(prefill, decode, counts)
+        if max_copies(composed, problem.cluster):
+            return composed
+    return None
+
+
+def _ranked_counts(
+    prefill: Parallelism, decode: Parallelism, singles: tuple[float, float], max_devices: int
+) -> list[tuple[int, int]]:
+    scored = []
+    for n, m in mixed_counts(prefill, decode, max_devices):
+        num_devices = n * prefill.num_workers + m * decode.num_workers
+        scored.append((min(n * singles[0], m * singles[1]) / num_devices, num_devices, (n, m)))
+    if not scored:
+        return []
+    enough = SAME * max(score for score, _, _ in scored)
+    good = sorted((d, -score, counts) for score, d, counts in scored if score >= enough)
+    rest = sorted((-score, d, counts) for score, d, counts in scored if score < enough)
+    return [counts for _, _, counts in (*good, *rest)]

@@ -1,0 +1,50 @@
+"""The recommended placement under another rate, other lengths, burstier arrivals."""
+
+from planner.placement.choices import Chosen
+from planner.placement.crew import Crew
+from planner.placement.hunt import Hunt
+from planner.placement.laboratory import CheckRate, FindGoodput
+from planner.placement.limits import Limits
+from planner.placement.options import Depth
+from planner.placement.results import Sensitivity
+from planner.placement.variation import Variation
+
+RATES = {"rate -20 %": 0.8, "rate +20 %": 1.2}
+VARIATIONS = {
+    "lengths -10 %": Variation(lengths=0.9),
+    "lengths +10 %": Variation(lengths=1.1),
+    "arrival CV x 2": Variation(cv=2.0),
+}
+
+
+def sensitivity(
+    best: Chosen, rate: float, hunt: Hunt, crew: Crew, limits: Limits
+) -> tuple[Sensitivity, ...]:
+    """At the rate of one copy, and its goodput where the workload itself is another."""
+    candidate, setup = best.best.candidate, hunt.setup(best.best.candidate)
+    least = limits.settling(candidate.groups, rate)
+    fitting = {
+        change: variation
+        for change, variation in VARIATIONS.items()
+        if limits.holds(candidate.groups, variation.lengths)
+    }
+    checks = [CheckRate(setup, rate * factor, least) for factor in RATES.values()]
+    checks += [CheckRate(setup, rate, least, variation) for variation in fitting.values()]
+    points = crew.checks(checks, "sensitivity: attainment")
+    cap = 2 * limits.cap_of(candidate.groups)  # shorter requests may carry more
+    searches = [
+        FindGoodput(setup, Depth.FIRST, best.best.goodput.rate.value, cap, least, True, variation)
+        for variation in fitting.values()
+    ]
+    goodputs = crew.goodputs(searches, "sensitivity: goodput")
+    told = [Sensitivity(change, p.attainment) for change, p in zip(RATES, points, strict=False)]
+    told += [
+        Sensitivity(change, point.attainment, found.per_device)
+        for change, point, found in zip(fitting, points[len(RATES) :], goodputs, strict=True)
+    ]
+    told += [
+        Sensitivity(change, None, reason="the longest requests no longer fit the KV pools")
+        for change in VARIATIONS
+        if change not in fitting
+    ]
+    return tuple(told)
