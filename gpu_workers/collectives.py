@@ -2,12 +2,17 @@
 
 A collectives object belongs to one worker and is passed in, never global. CPU workers talk by
 gloo, GPUs by NCCL, tests by threads of one process. Calls of all ranks of a stage must come in
-the same order; step plans see to that.
+the same order; step plans see to that. Every call is bounded: it raises CollectivesFailed when
+another rank is gone or silent for too long.
 """
 
 from typing import Protocol
 
 import torch
+
+
+class CollectivesFailed(Exception):
+    """Another rank of the instance is gone or silent; the instance can only end as a whole."""
 
 
 class Collectives(Protocol):
@@ -33,7 +38,12 @@ class Collectives(Protocol):
         ...
 
     def receive(self, num_tokens: int) -> torch.Tensor:
-        """(num_tokens, hidden) from the same rank of the stage before."""
+        """(num_tokens, hidden) from the same rank of the stage before. The caller may change it;
+        the next call may use its memory again."""
+        ...
+
+    def close(self) -> None:
+        """Leave the instance: what other ranks still ask of this one fails there."""
         ...
 
 
@@ -53,3 +63,6 @@ class Alone:
 
     def receive(self, num_tokens: int) -> torch.Tensor:
         raise AssertionError("there is no stage before")
+
+    def close(self) -> None:
+        """Nobody is left behind."""

@@ -1,8 +1,10 @@
 """Put one worker's engine together: configuration, pool, kernels, weights, executor.
 
-The worker and `distserve profile` build theirs here; they differ in whose pool it is.
+The worker and `distserve profile` build theirs here; they differ in whose pool it is. A worker of
+a parallel instance says which shard of the model is its own and how it talks to the others.
 """
 
+import itertools
 import logging
 import os
 from collections.abc import Callable
@@ -11,20 +13,24 @@ from pathlib import Path
 import msgspec
 import torch
 
+from gpu_workers.collectives import Alone, Collectives
 from gpu_workers.cpu_kernels import CpuKernels
 from gpu_workers.errors import ModelError
 from gpu_workers.executor import Executor
 from gpu_workers.kernels import Geometry, Kernels
 from gpu_workers.kv_exchange import KVExchange
 from gpu_workers.models.config import ModelConfig
-from gpu_workers.models.registry import build_model, is_optional, weight_shapes
+from gpu_workers.models.layers import Loader
+from gpu_workers.models.registry import build_model, held_names, is_optional, weight_shapes
 from gpu_workers.models.rope import rope_table
 from gpu_workers.native_build import native_library
 from gpu_workers.native_kernels import NativeKernels, can_compute
 from gpu_workers.step_plan import Pull, PullResult
 from gpu_workers.weights import DummyWeights, SafetensorsWeights, WeightSource
-from ipc.kv_layout import RankLayout, Span
+from ipc import sharding
+from ipc.kv_layout import RankLayout
 from ipc.messages import LoadFormat
+from ipc.sharding import Shard
 from ipc.vocabulary import DType, WorkerName
 
 logger = logging.getLogger(__name__)
@@ -37,29 +43,46 @@ TORCH_DTYPES = {
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How to run a model: fields as in `WorkerConfig`."""
+    """How to run a model: fields as in `WorkerConfig`; `shard` None is the whole model."""
 
     model_dir: str
     dtype: DType
     load_format: LoadFormat = LoadFormat.SAFETENSORS
     max_context_tokens: int
     num_token_ids: int | None = None
+    shard: Shard | None = None
+
+    def shard_of(self, config: ModelConfig) -> Shard:
+        return self.shard or config.whole
 
 
-def pool_layout(config: ModelConfig, *, dtype: DType, block_size: int, kv_bytes: int) -> RankLayout:
-    """The layout of a pool that fits into `kv_bytes` and holds all layers and heads.
+def pool_layout(
+    config: ModelConfig,
+    *,
+    dtype: DType,
+    block_size: int,
+    kv_bytes: int,
+    shard: Shard | None = None,
+) -> RankLayout:
+    """The layout of a pool for a shard's layers and KV heads (for all of them by default).
+
+    All ranks of an instance have the same number of blocks: as many as fit into `kv_bytes` on the
+    rank whose blocks are the largest.
 
     Raises:
         ModelError: not even one block fits.
     """
-    block_bytes = config.kv_bytes_per_token(dtype) * block_size
+    shard = shard or config.whole
+    stages = sharding.stage_layers(config.sizes, shard.parallelism.pp)
+    planes = max(layers.size for layers in stages) * shard.kv_heads.size
+    block_bytes = 2 * planes * config.head_dim * dtype.num_bytes * block_size
     if kv_bytes < block_bytes:
         raise ModelError(
             f"{config.name}: {kv_bytes} bytes of KV cache hold no block of {block_bytes} bytes"
         )
     return RankLayout(
-        layers=Span(0, config.num_layers),
-        heads=Span(0, config.num_kv_heads),
+        layers=shard.layers,
+        heads=shard.kv_heads,
         num_blocks=kv_bytes // block_bytes,
         block_size=block_size,
         head_dim=config.head_dim,
@@ -72,6 +95,7 @@ def build_executor(
     spec: EngineSpec,
     exchange: KVExchange,
     *,
+    collectives: Collectives | None = None,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> Executor:
     """Load the weights and join them with the exchange's pool.
@@ -79,6 +103,7 @@ def build_executor(
     Args:
         config: as read from `spec.model_dir`.
         exchange: owns the pool, laid out as `pool_layout` says.
+        collectives: the way to the other ranks; not needed where there are none.
         progress: called with the fraction of the weights that are loaded.
 
     Raises:
@@ -89,10 +114,11 @@ def build_executor(
             f"{config.name} takes {config.max_positions} tokens, "
             f"a context of {spec.max_context_tokens} was asked for"
         )
-    kernels = build_kernels(config, exchange.pool, spec.max_context_tokens)
+    shard, collectives = spec.shard_of(config), collectives or Alone()
+    kernels = build_kernels(config, exchange.pool, spec.max_context_tokens, shard)
     weights = open_weights(config, spec, progress)
     with torch.inference_mode():
-        model = build_model(config, kernels, weights)
+        model = build_model(Loader(config, kernels, weights, shard, collectives), kernels)
     logger.info("%s loaded as %s on %s kernels", config.name, spec.dtype, kernels.name)
     return Executor(
         model,
@@ -100,11 +126,14 @@ def build_executor(
         exchange,
         max_context_tokens=spec.max_context_tokens,
         num_token_ids=spec.num_token_ids,
+        collectives=collectives,
     )
 
 
-def build_kernels(config: ModelConfig, pool: torch.Tensor, max_context_tokens: int) -> Kernels:
-    """The fastest kernels that this machine has for the model.
+def build_kernels(
+    config: ModelConfig, pool: torch.Tensor, max_context_tokens: int, shard: Shard | None = None
+) -> Kernels:
+    """The fastest kernels that this machine has for the model, or for that shard of it.
 
     DISTSERVE_KERNELS in the environment forces a kind: `torch`, or `native` for compiled ones.
 
@@ -114,7 +143,8 @@ def build_kernels(config: ModelConfig, pool: torch.Tensor, max_context_tokens: i
     table = None
     if config.rope is not None:
         table = rope_table(config.rope, config.head_dim, max_context_tokens)
-    geometry = Geometry(config.num_heads, config.head_dim**-0.5, table)
+    num_heads = (shard or config.whole).heads.size
+    geometry = Geometry(num_heads, config.head_dim**-0.5, table)
     forced = os.environ.get("DISTSERVE_KERNELS")
     library = None
     if forced != "torch" and can_compute(pool, geometry.num_heads):
@@ -131,15 +161,22 @@ def open_weights(
 ) -> WeightSource:
     """The source that the spec names, checked against the model. Raises ModelError."""
     shapes, dtype = weight_shapes(config), TORCH_DTYPES[spec.dtype]
+    taken = _counting(len(held_names(config, spec.shard_of(config))), progress)
     if spec.load_format is LoadFormat.DUMMY:
-        return DummyWeights(shapes, dtype, progress=progress)
+        return DummyWeights(shapes, dtype, taken=taken)
     return SafetensorsWeights(
         Path(spec.model_dir),
         shapes,
         dtype,
         optional=lambda name: is_optional(config, name),
-        progress=progress,
+        taken=taken,
     )
+
+
+def _counting(total: int, progress: Callable[[float], None]) -> Callable[[], None]:
+    """What each of `total` things calls so that `progress` hears the fraction that is done."""
+    counter = itertools.count(1)
+    return lambda: progress(next(counter) / total)
 
 
 class PrivatePool:

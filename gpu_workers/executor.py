@@ -2,7 +2,8 @@
 
 Knows nothing of queues, requests or why a row is in a step. The loop around it is plan -> launch ->
 collect; sequence lengths advance at launch. On CPU a launch computes the step; `collect` hands
-over what it drew.
+over what it drew. Ranks of one instance carry out the same plans: hidden states pass from stage to
+stage, and tp rank 0 of the last stage, the drawer, alone has results.
 """
 
 from collections.abc import Sequence as Items
@@ -11,6 +12,7 @@ import msgspec
 import torch
 
 from gpu_workers.batch import Batch, BatchRow, build_batch
+from gpu_workers.collectives import Alone, Collectives
 from gpu_workers.kernels import Kernels
 from gpu_workers.kv_exchange import KVExchange
 from gpu_workers.models.layers import Model
@@ -33,11 +35,12 @@ class Executor:
     """One rank's engine.
 
     Args:
-        model: a whole model (pipeline stages exchange hidden states, which comes later).
+        model: this rank's share.
         kernels: what `model` was built with.
         exchange: owner of the pool that `kernels` writes to; begins pulls.
         max_context_tokens: the longest sequence a plan may name.
         num_token_ids: ids from here up are padding of the vocabulary; None if there is none.
+        collectives: the way to the other ranks, as given to `model`.
     """
 
     def __init__(
@@ -48,12 +51,15 @@ class Executor:
         *,
         max_context_tokens: int,
         num_token_ids: int | None = None,
+        collectives: Collectives | None = None,
     ) -> None:
         self.model = model
+        self.is_drawer = model.shard.is_last_stage and model.shard.tp_rank == 0
         self.kernels = kernels
         self.exchange = exchange
         self.max_context_tokens = max_context_tokens
         self.num_token_ids = min(num_token_ids or model.config.vocab_size, model.config.vocab_size)
+        self._collectives = collectives or Alone()
         block_size = exchange.pool.shape[4]
         self._table = SequenceTable(block_size=block_size, max_tokens=max_context_tokens)
 
@@ -68,7 +74,15 @@ class Executor:
         return self.kernels.name
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Carry out a plan: removed, added, blocks, copies, pulls, rows."""
+        """Carry out a plan: drawn, removed, unmapped, added, blocks, copies, pulls, rows.
+
+        Raises:
+            CollectivesFailed: another rank of the instance is gone or silent.
+        """
+        if not self.is_drawer:
+            self._table.append_drawn(plan.drawn)
+        for instance, epoch in plan.unmapped:
+            self.exchange.unmap_instance(instance, epoch)
         self._table.apply(plan)
         self._copy_blocks(plan.copies)
         for pull in plan.pulls:
@@ -76,7 +90,10 @@ class Executor:
         return Launched(plan.step_id, self._run(plan.rows) if plan.rows else ())
 
     def collect(self, launched: object) -> StepResult:
-        """Wait for a launched step and say what its drawing rows drew, in the plan's order."""
+        """Wait for a launched step and say what its drawing rows drew, in the plan's order.
+
+        Ranks other than the drawer have no rows to report.
+        """
         assert isinstance(launched, Launched)
         return StepResult(launched.step_id, launched.rows)
 
@@ -89,16 +106,33 @@ class Executor:
     def _run(self, rows: Items[Row]) -> tuple[RowResult, ...]:
         batch = build_batch(self._table, rows)
         self.kernels.prepare(batch)
-        hidden = self.model.forward(batch)  # (head_rows, hidden)
+        shard, before = self.model.shard, None
+        if not shard.is_first_stage:
+            before = self._collectives.receive(batch.num_tokens)
+        hidden = self.model.forward(batch, before)  # (T, hidden), at the end (head_rows, hidden)
         for row in batch.rows:
             row.sequence.computed = row.total
+        if not shard.is_last_stage:
+            self._collectives.send_forward(hidden)
+            return ()
+        return self._finish(batch, hidden, rows)
+
+    def _finish(
+        self, batch: Batch, hidden: torch.Tensor, rows: Items[Row]
+    ) -> tuple[RowResult, ...]:
+        """Score and draw; on every rank of the last stage, since they compute logits together."""
         drawing = [row for row in batch.rows if row.draws]
         self._score_prompts(batch, hidden[len(drawing) :])
         results = self._draw(drawing, hidden[: len(drawing)])
+        if not self.is_drawer:
+            return ()
         return tuple(results[row.sequence] for row in rows if row.draws)
 
     def _draw(self, drawing: Items[BatchRow], hidden: torch.Tensor) -> dict[int, RowResult]:
         if not drawing:
+            return {}
+        logits = self.model.logits(hidden)
+        if logits is None:
             return {}
         draws = [
             Draw(index, start.sampling, choice, row.sequence.tokens, len(start.prompt))
@@ -106,7 +140,7 @@ class Executor:
             for start in (row.sequence.start,)
             for choice in start.choices
         ]
-        drawn = iter(draw_tokens(self.model.logits(hidden), draws, self.num_token_ids))
+        drawn = iter(draw_tokens(logits, draws, self.num_token_ids))
         results = {}
         for row in drawing:
             tokens = [next(drawn) for _ in row.sequence.start.choices]
@@ -129,8 +163,11 @@ class Executor:
     def _score(
         self, row: BatchRow, hidden: torch.Tensor, targets: Items[int]
     ) -> list[TokenLogprobs]:
+        logits = self.model.logits(hidden)
+        if logits is None:
+            return []
         num_top = row.sequence.start.prompt_logprobs or 0
-        return prompt_logprobs(self.model.logits(hidden), targets, num_top, self.num_token_ids)
+        return prompt_logprobs(logits, targets, num_top, self.num_token_ids)
 
 
 def _result(row: BatchRow, drawn: Items[Drawn]) -> RowResult:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from gpu_workers.step_plan import NewBlocks, NewSequence, StepPlan
+from gpu_workers.step_plan import DrawnToken, NewBlocks, NewSequence, StepPlan
 from ipc.kv_layout import blocks_for
 from ipc.vocabulary import TokenLogprobs
 
@@ -68,6 +68,11 @@ class SequenceTable:
 
     def __len__(self) -> int:
         return len(self._sequences)
+
+    def append_drawn(self, drawn: Iterable[DrawnToken]) -> None:
+        """Tokens that another rank drew and has in its own table."""
+        for token in drawn:
+            self._sequences[token.sequence].tokens.append(token.token_id)
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's removals, additions and new blocks, in this order."""

@@ -1,21 +1,22 @@
 """Where a model's weights come from: its safetensors files, or random numbers.
 
-Names are compared with what the model needs before anything is read, so that a wrong directory
-fails at once and says which names are missing or left over.
+Names are compared with what the whole model needs before anything is read, so that a wrong
+directory fails at once and says which names are missing or left over. A worker that holds a part
+of the model takes parts of tensors, and no other bytes are read.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from gpu_workers.errors import ModelError
+from ipc.kv_layout import Span
 
-Progress = Callable[[float], None]
 Shape = tuple[int, ...]
 
 INDEX = "model.safetensors.index.json"
@@ -24,11 +25,24 @@ LISTED_NAMES = 8  # of those missing or left over, in an error message
 RANDOM_NUMBERS = (1 << 20) + 7  # drawn once for dummy weights; coprime to every matrix width
 
 
-class WeightSource(Protocol):
-    """Gives each tensor of a model once, in the type the model runs in."""
+class Cut(NamedTuple):
+    """A part of a tensor: a range along one dimension. What lies beyond the tensor is zero."""
 
-    def take(self, name: str) -> torch.Tensor:
-        """The tensor of that name; the caller owns it."""
+    dim: int
+    span: Span
+
+    def within(self, shape: Shape) -> tuple[slice, ...]:
+        """The part of it that is there, as an index."""
+        size = shape[self.dim]
+        start, stop = min(self.span.start, size), min(self.span.stop, size)
+        return (*(slice(None),) * self.dim, slice(start, stop))
+
+
+class WeightSource(Protocol):
+    """Gives each tensor of a model, or a part of it, once, in the type the model runs in."""
+
+    def take(self, name: str, cut: Cut | None = None) -> torch.Tensor:
+        """The tensor of that name, or a part; the caller owns it."""
         ...
 
 
@@ -36,10 +50,12 @@ class SafetensorsWeights:
     """Weights of a Hugging Face directory: one `model.safetensors`, or shards and their index.
 
     Files are memory-mapped; a tensor is read when it is taken, converted, and not kept.
+    `num_bytes` counts what was read.
 
     Args:
         shapes: every tensor of the whole model by its canonical name.
         optional: names that may be there without being used (tied heads, derived buffers).
+        taken: called after each tensor.
 
     Raises:
         ModelError: no safetensors files, or names or shapes other than the model's.
@@ -52,12 +68,12 @@ class SafetensorsWeights:
         dtype: torch.dtype,
         *,
         optional: Callable[[str], bool] = lambda name: False,
-        progress: Progress = lambda fraction: None,
+        taken: Callable[[], None] = lambda: None,
     ) -> None:
+        self.num_bytes = 0
         self._shapes = shapes
         self._dtype = dtype
-        self._progress = progress
-        self._num_taken = 0
+        self._taken = taken
         self._files = {file: _open(file) for file in _files(model_dir)}
         self._places = {
             canonical_name(key): (file, key)
@@ -66,24 +82,25 @@ class SafetensorsWeights:
         }
         _check_names(model_dir, shapes, (n for n in self._places if n in shapes or not optional(n)))
 
-    def take(self, name: str) -> torch.Tensor:
+    def take(self, name: str, cut: Cut | None = None) -> torch.Tensor:
         file, key = self._places[name]
-        found: torch.Tensor = self._files[file].get_tensor(key)
-        if tuple(found.shape) != self._shapes[name]:
+        stored, shape = self._files[file].get_slice(key), self._shapes[name]
+        if tuple(stored.get_shape()) != shape:
             raise ModelError(
-                f"{file}: {key} has shape {tuple(found.shape)}, "
-                f"config.json asks for {self._shapes[name]}"
+                f"{file}: {key} has shape {tuple(stored.get_shape())}, config.json asks for {shape}"
             )
-        self._num_taken += 1
-        self._progress(self._num_taken / len(self._shapes))
+        found: torch.Tensor = stored[cut.within(shape) if cut else ...]
+        self.num_bytes += found.nbytes
+        self._taken()
         # A copy, never a view of the mapped file: that may be replaced while we run.
-        return found.to(self._dtype, copy=True)
+        return _padded(found.to(self._dtype, copy=True), cut)
 
 
 class DummyWeights:
     """Random weights of the right shapes, the same for the same seed; for benchmarks and tests.
 
-    All tensors are windows of one small set of normal numbers, so that gigabytes take a second.
+    All tensors are windows of one small set of normal numbers, so that gigabytes take a second;
+    a part has the numbers of that part of the whole tensor.
     """
 
     def __init__(
@@ -92,32 +109,45 @@ class DummyWeights:
         dtype: torch.dtype,
         *,
         seed: int = 0,
-        progress: Progress = lambda fraction: None,
+        taken: Callable[[], None] = lambda: None,
     ) -> None:
         self._shapes = shapes
-        self._progress = progress
-        self._num_taken = 0
+        self._taken = taken
         generator = torch.Generator().manual_seed(seed)
         self._numbers = torch.randn(RANDOM_NUMBERS, generator=generator).to(dtype)
 
-    def take(self, name: str) -> torch.Tensor:
+    def take(self, name: str, cut: Cut | None = None) -> torch.Tensor:
         shape = self._shapes[name]
-        self._num_taken += 1
-        self._progress(self._num_taken / len(self._shapes))
+        index = cut.within(shape) if cut else (slice(None),)
+        self._taken()
         if len(shape) == 1:
-            return torch.full(
-                shape, 0.0 if name.endswith("bias") else 1.0, dtype=self._numbers.dtype
-            )
-        size = shape[0] * shape[1]
-        offset = crc32(name.encode()) % RANDOM_NUMBERS
-        repeats = -(-(offset + size) // RANDOM_NUMBERS)
-        window = self._numbers.repeat(repeats)[offset : offset + size]
-        return window.mul(shape[1] ** -0.5).view(shape)
+            value = 0.0 if name.endswith("bias") else 1.0
+            return _padded(torch.full(shape, value, dtype=self._numbers.dtype)[index], cut)
+        rows, columns = shape[0], shape[1]
+        first, stop, _ = index[0].indices(rows)
+        start = (crc32(name.encode()) + first * columns) % RANDOM_NUMBERS
+        window = self._window(start, (stop - first) * columns).view(stop - first, columns)
+        return _padded(window[(slice(None), *index[1:])].mul(columns**-0.5), cut)
+
+    def _window(self, start: int, size: int) -> torch.Tensor:
+        repeats = -(-(start + size) // RANDOM_NUMBERS)
+        return self._numbers.repeat(repeats)[start : start + size]
 
 
 def canonical_name(key: str) -> str:
     """OPT files come with and without the leading `model.`; we name tensors with it."""
     return f"model.{key}" if key.startswith("decoder.") else key
+
+
+def _padded(found: torch.Tensor, cut: Cut | None) -> torch.Tensor:
+    """With zeros for what the cut asked for beyond the tensor."""
+    if cut is None or found.shape[cut.dim] == cut.span.size:
+        return found
+    shape = list(found.shape)
+    shape[cut.dim] = cut.span.size
+    whole = found.new_zeros(shape)
+    whole.narrow(cut.dim, 0, found.shape[cut.dim]).copy_(found)
+    return whole
 
 
 def _files(model_dir: Path) -> list[Path]:

@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 
 from gpu_workers.errors import ModelError
-from ipc.vocabulary import DType
+from ipc import sharding
+from ipc.sharding import ModelSizes, Shard
+from ipc.vocabulary import DType, Parallelism
 
 
 class Family(StrEnum):
@@ -92,6 +94,35 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def kv_bytes_per_token(self, dtype: DType) -> int:
         """Bytes of keys and values that one token occupies over all layers and heads."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.num_bytes
+
+    @property
+    def sizes(self) -> ModelSizes:
+        """What a division among workers goes by."""
+        return ModelSizes(
+            name=self.name,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            vocab_size=self.vocab_size,
+        )
+
+    @property
+    def whole(self) -> Shard:
+        """The share of a worker that is alone."""
+        return self.shard(Parallelism(), 0, 0)
+
+    def shard(self, parallelism: Parallelism, stage: int, tp_rank: int) -> Shard:
+        """The share of one of an instance's workers.
+
+        Raises:
+            ModelError: the model cannot be divided like that.
+        """
+        reason = sharding.refusal(self.sizes, parallelism)
+        if reason is not None:
+            raise ModelError(reason)
+        return sharding.shard(self.sizes, parallelism, stage, tp_rank)
 
 
 def read_config(model_dir: str | Path) -> ModelConfig:

@@ -3,21 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from gpu_workers.batch import Batch
 from gpu_workers.kernels import Kernels, Linear, Norm
 from gpu_workers.models.config import ModelConfig
-from gpu_workers.models.layers import (
-    Loader,
-    Shapes,
-    holds_first,
-    holds_last,
-    linear_shapes,
-    pick_head_rows,
-)
-from gpu_workers.weights import WeightSource
-from ipc.kv_layout import Span
+from gpu_workers.models.layers import Loader, Shapes, linear_shapes, pick_head_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,40 +23,38 @@ class LlamaLayer:
 
 
 class Llama:
-    """Consecutive layers of a Llama model, with embedding and head where it holds the ends."""
+    """A shard of a Llama model, with embedding and head where it holds the ends."""
 
-    def __init__(
-        self, config: ModelConfig, kernels: Kernels, weights: WeightSource, layers: Span
-    ) -> None:
-        self.config = config
-        self.layers = layers
+    def __init__(self, load: Loader, kernels: Kernels) -> None:
+        self.config = config = load.config
+        self.shard = shard = load.shard
         self._kernels = kernels
-        self._is_last = holds_last(layers, config)
-        load = Loader(kernels, weights, config.norm_eps)
+        self._is_last = shard.is_last_stage
         tied = config.tied_embeddings
-        if holds_first(layers) or (self._is_last and tied):
-            self._embedding = load.tensor("model.embed_tokens.weight")  # (V, H)
-        self._blocks = [_load_layer(load, config, i) for i in range(layers.start, layers.stop)]
+        if shard.is_first_stage or (self._is_last and tied):
+            words = load.vocabulary("model.embed_tokens")
+            self._embed = load.embedding(words)
+        self._blocks = [_load_layer(load, i) for i in range(shard.layers.start, shard.layers.stop)]
         if self._is_last:
             self._norm = load.norm("model.norm")
-            self._head = kernels.pack(self._embedding if tied else load.tensor("lm_head.weight"))
+            self._head = load.head(words if tied else load.vocabulary("lm_head"))
 
     def forward(self, batch: Batch, hidden: torch.Tensor | None = None) -> torch.Tensor:
         kernels = self._kernels
-        residual = F.embedding(batch.token_ids, self._embedding) if hidden is None else hidden
+        residual = self._embed(batch.token_ids) if hidden is None else hidden
         added: torch.Tensor | None = None
         for index, block in enumerate(self._blocks):
             x = self._normed(added, residual, block.attention_norm)
             qkv = block.qkv(x)
             kernels.append(index, qkv)
             attended = kernels.attention(index, qkv)
-            if self._is_last and index == self.layers.size - 1:
+            if self._is_last and index == self.shard.layers.size - 1:
                 attended, residual = pick_head_rows(batch, attended, residual)
             x = kernels.add_rms_norm(block.o(attended), residual, block.mlp_norm)
             added = block.down(kernels.silu_mul(block.gate_up(x)))
         return residual if added is None else residual.add_(added)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         return self._head(self._kernels.rms_norm(hidden, self._norm))
 
     def _normed(
@@ -99,16 +87,14 @@ def llama_shapes(config: ModelConfig) -> Shapes:
     return shapes
 
 
-def _load_layer(load: Loader, config: ModelConfig, index: int) -> LlamaLayer:
+def _load_layer(load: Loader, index: int) -> LlamaLayer:
     prefix = f"model.layers.{index}"
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    qkv = [f"{attention}.{name}_proj" for name in "qkv"]
-    gate_up = [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
     return LlamaLayer(
         attention_norm=load.norm(f"{prefix}.input_layernorm"),
-        qkv=load.linear(*qkv, bias=config.attention_bias),
-        o=load.linear(f"{attention}.o_proj", bias=config.attention_bias),
+        qkv=load.qkv(attention),
+        o=load.attention_out(f"{attention}.o_proj"),
         mlp_norm=load.norm(f"{prefix}.post_attention_layernorm"),
-        gate_up=load.linear(*gate_up, bias=config.mlp_bias),
-        down=load.linear(f"{mlp}.down_proj", bias=config.mlp_bias),
+        gate_up=load.mlp_in(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+        down=load.mlp_out(f"{mlp}.down_proj"),
     )

@@ -12,16 +12,7 @@ import torch.nn.functional as F
 from gpu_workers.batch import Batch
 from gpu_workers.kernels import Kernels, Linear, Norm
 from gpu_workers.models.config import ModelConfig
-from gpu_workers.models.layers import (
-    Loader,
-    Shapes,
-    holds_first,
-    holds_last,
-    linear_shapes,
-    pick_head_rows,
-)
-from gpu_workers.weights import WeightSource
-from ipc.kv_layout import Span
+from gpu_workers.models.layers import Loader, Shapes, linear_shapes, pick_head_rows
 
 POSITION_OFFSET = 2  # the first two learned positions were padding when OPT was trained
 DECODER = "model.decoder"
@@ -40,31 +31,32 @@ class OptLayer:
 
 
 class Opt:
-    """Consecutive layers of an OPT model, with embeddings and head where it holds the ends."""
+    """A shard of an OPT model, with embeddings and head where it holds the ends."""
 
-    def __init__(
-        self, config: ModelConfig, kernels: Kernels, weights: WeightSource, layers: Span
-    ) -> None:
-        self.config = config
-        self.layers = layers
+    def __init__(self, load: Loader, kernels: Kernels) -> None:
+        self.config = config = load.config
+        self.shard = shard = load.shard
         self._kernels = kernels
-        self._is_last = holds_last(layers, config)
-        load = Loader(kernels, weights, config.norm_eps)
-        if holds_first(layers):
-            self._load_embeddings(load)
-        self._blocks = [_load_layer(load, config, i) for i in range(layers.start, layers.stop)]
+        self._is_last = shard.is_last_stage
+        self._is_narrow = config.embed_dim != config.hidden_size
+        tied = config.tied_embeddings
+        if shard.is_first_stage or (self._is_last and tied):
+            words = load.vocabulary(f"{DECODER}.embed_tokens")  # (V / tp, E)
+        if shard.is_first_stage:
+            self._load_embeddings(load, words)
+        self._blocks = [_load_layer(load, i) for i in range(shard.layers.start, shard.layers.stop)]
         if self._is_last:
-            self._load_head(load)
+            self._load_head(load, words if tied else load.vocabulary("lm_head"))
 
     def forward(self, batch: Batch, hidden: torch.Tensor | None = None) -> torch.Tensor:
         hidden = self._embed(batch) if hidden is None else hidden
         for index, block in enumerate(self._blocks):
-            is_end = self._is_last and index == self.layers.size - 1
+            is_end = self._is_last and index == self.shard.layers.size - 1
             run = self._norm_first if self.config.norm_first else self._norm_last
             hidden = run(index, block, hidden, batch if is_end else None)
         return hidden
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         kernels = self._kernels
         if self._final_norm is not None:
             hidden = kernels.layer_norm(hidden, self._final_norm)
@@ -73,7 +65,7 @@ class Opt:
         return self._head(hidden)
 
     def _embed(self, batch: Batch) -> torch.Tensor:
-        tokens = F.embedding(batch.token_ids, self._embedding)
+        tokens = self._embed_tokens(batch.token_ids)
         if self._project_in is not None:
             tokens = self._project_in(tokens)
         return tokens + F.embedding(batch.positions + POSITION_OFFSET, self._positions)
@@ -108,25 +100,16 @@ class Opt:
     def _mlp(self, block: OptLayer, x: torch.Tensor) -> torch.Tensor:
         return block.fc2(block.fc1(x))
 
-    def _load_embeddings(self, load: Loader) -> None:
-        self._embedding = load.tensor(f"{DECODER}.embed_tokens.weight")  # (V, E)
+    def _load_embeddings(self, load: Loader, words: torch.Tensor) -> None:
+        self._embed_tokens = load.embedding(words)
         self._positions = load.tensor(f"{DECODER}.embed_positions.weight")
-        is_narrow = self.config.embed_dim != self.config.hidden_size
-        self._project_in = load.linear(f"{DECODER}.project_in") if is_narrow else None
+        self._project_in = load.linear(f"{DECODER}.project_in") if self._is_narrow else None
 
-    def _load_head(self, load: Loader) -> None:
-        config = self.config
-        is_narrow = config.embed_dim != config.hidden_size
-        has_embedding = holds_first(self.layers)
-        self._final_norm = (
-            load.norm(f"{DECODER}.final_layer_norm", bias=True) if config.final_norm else None
-        )
-        self._project_out = load.linear(f"{DECODER}.project_out") if is_narrow else None
-        if config.tied_embeddings and has_embedding:
-            self._head = self._kernels.pack(self._embedding)
-        else:
-            name = f"{DECODER}.embed_tokens" if config.tied_embeddings else "lm_head"
-            self._head = load.linear(name)
+    def _load_head(self, load: Loader, words: torch.Tensor) -> None:
+        norm = f"{DECODER}.final_layer_norm"
+        self._final_norm = load.norm(norm, bias=True) if self.config.final_norm else None
+        self._project_out = load.linear(f"{DECODER}.project_out") if self._is_narrow else None
+        self._head = load.head(words)
 
 
 def opt_shapes(config: ModelConfig) -> Shapes:
@@ -164,14 +147,13 @@ def _norm_shapes(name: str, width: int) -> Shapes:
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
-def _load_layer(load: Loader, config: ModelConfig, index: int) -> OptLayer:
+def _load_layer(load: Loader, index: int) -> OptLayer:
     prefix = f"{DECODER}.layers.{index}"
-    qkv = [f"{prefix}.self_attn.{name}_proj" for name in "qkv"]
     return OptLayer(
         attention_norm=load.norm(f"{prefix}.self_attn_layer_norm", bias=True),
-        qkv=load.linear(*qkv, bias=config.attention_bias),
-        o=load.linear(f"{prefix}.self_attn.out_proj", bias=config.attention_bias),
+        qkv=load.qkv(f"{prefix}.self_attn"),
+        o=load.attention_out(f"{prefix}.self_attn.out_proj"),
         mlp_norm=load.norm(f"{prefix}.final_layer_norm", bias=True),
-        fc1=load.linear(f"{prefix}.fc1", bias=config.mlp_bias, activation=config.activation),
-        fc2=load.linear(f"{prefix}.fc2", bias=config.mlp_bias),
+        fc1=load.mlp_in(f"{prefix}.fc1", activation=load.config.activation),
+        fc2=load.mlp_out(f"{prefix}.fc2"),
     )

@@ -7,12 +7,13 @@ import torch
 from transformers import PreTrainedModel
 
 from gpu_workers.batch import build_batch
+from gpu_workers.collectives import Alone
 from gpu_workers.engine import EngineSpec, PrivatePool, build_executor, build_kernels, open_weights
+from gpu_workers.models.layers import Loader
 from gpu_workers.models.registry import build_model
 from gpu_workers.sequence_table import SequenceTable
 from gpu_workers.step_plan import BlockCopy, NewBlocks, NewSequence, Pull, Row, StepPlan
-from ipc.kv_layout import Span
-from ipc.vocabulary import DType, KVHandle, SamplingParams
+from ipc.vocabulary import DType, KVHandle, Parallelism, SamplingParams
 from tests.gpu_workers.checkpoints import CHECKPOINTS, NUM_TOKEN_IDS, llama_gqa
 from tests.gpu_workers.driving import MAX_CONTEXT, Driver, greedy
 from tests.gpu_workers.test_models import load_reference
@@ -226,13 +227,16 @@ def test_two_stages_compute_what_one_does(name: str, tmp_path: Path) -> None:
     batch = build_batch(table, [Row(1, len(PROMPT), True)])
     hidden = None
     with torch.inference_mode():
-        for stage in (Span(0, 1), Span(1, 2)):
+        for stage in (0, 1):
             pool = torch.zeros((layout.num_blocks, config.num_kv_heads, 1, *layout.shape[3:]))
             kernels = build_kernels(config, pool, MAX_CONTEXT)
             weights = open_weights(config, spec, lambda fraction: None)
-            model = build_model(config, kernels, weights, stage)
+            shard = config.shard(Parallelism(pp=2), stage, 0)
+            model = build_model(Loader(config, kernels, weights, shard, Alone()), kernels)
             kernels.prepare(batch)
             hidden = model.forward(batch, hidden)
         assert hidden is not None
-        token = int(model.logits(hidden).argmax())
+        logits = model.logits(hidden)
+        assert logits is not None
+        token = int(logits.argmax())
     assert [token] == whole.generate(PROMPT, 1)
