@@ -1,5 +1,7 @@
 """KV exchange between CPU workers: peers' memory files mapped here, blocks copied by this thread.
 
+An instance is known when its mapped pools together hold all that is ours to pull. Incarnations are
+kept apart: a new one may be mapped while plans still name the old one.
 A copy is done when `begin` returns, so there is no completion to wait for; it is reported by
 `finished` all the same, so that the leader does not care.
 """
@@ -13,7 +15,7 @@ import torch
 
 from gpu_workers.step_plan import Pull, PullResult
 from ipc import kv_shm
-from ipc.kv_layout import Piece, RankLayout, check_same_blocks, pieces
+from ipc.kv_layout import LayoutMismatch, Piece, RankLayout, check_same_blocks, pieces
 from ipc.vocabulary import DType, WorkerName
 
 TORCH_DTYPES = {
@@ -23,11 +25,13 @@ TORCH_DTYPES = {
 }
 
 
+Incarnation = tuple[str, int]
+"""An instance and its epoch."""
+
+
 class _Peer(NamedTuple):
-    epoch: int
     layout: RankLayout
-    mapping: mmap.mmap
-    pool: torch.Tensor
+    pool: torch.Tensor  # holds the mapping
 
 
 class CpuExchange:
@@ -38,8 +42,8 @@ class CpuExchange:
         self.descriptor = kv_shm.create(layout.pool_bytes, label)
         self._mapping = kv_shm.map_pool(self.descriptor, layout.pool_bytes)
         self._pool = _as_tensor(self._mapping, layout)
-        self._peers: dict[str, dict[tuple[int, int], _Peer]] = {}
-        self._pieces: dict[str, list[tuple[torch.Tensor, Piece]]] = {}
+        self._peers: dict[Incarnation, dict[tuple[int, int], _Peer]] = {}
+        self._pieces: dict[Incarnation, list[tuple[torch.Tensor, Piece]]] = {}
         self._finished: list[PullResult] = []
 
     @property
@@ -50,30 +54,27 @@ class CpuExchange:
         check_same_blocks(self.layout, layout)
         mapping = kv_shm.map_pool(descriptor, layout.pool_bytes)
         os.close(descriptor)
-        ranks = self._peers.setdefault(worker.instance, {})
-        if any(peer.epoch != epoch for peer in ranks.values()):
-            self.unmap_instance(worker.instance, next(iter(ranks.values())).epoch)
-            ranks = self._peers.setdefault(worker.instance, {})
-        ranks[worker.stage, worker.tp_rank] = _Peer(
-            epoch, layout, mapping, _as_tensor(mapping, layout)
-        )
-        self._pieces.pop(worker.instance, None)
+        peer = _Peer(layout, _as_tensor(mapping, layout))
+        self._peers.setdefault((worker.instance, epoch), {})[worker.stage, worker.tp_rank] = peer
+        self._pieces.pop((worker.instance, epoch), None)
 
     def unmap_instance(self, instance: str, epoch: int) -> None:
-        ranks = self._peers.get(instance, {})
-        if any(peer.epoch == epoch for peer in ranks.values()):
-            # The tensors hold the mappings; both go with the last reference.
-            del self._peers[instance]
-            self._pieces.pop(instance, None)
+        self._peers.pop((instance, epoch), None)
+        self._pieces.pop((instance, epoch), None)
 
     def knows(self, instance: str, epoch: int) -> bool:
-        ranks = self._peers.get(instance, {})
-        return bool(ranks) and all(peer.epoch == epoch for peer in ranks.values())
+        if (instance, epoch) not in self._peers:
+            return False
+        try:
+            self._pieces_of((instance, epoch))
+        except LayoutMismatch:  # some of its ranks have not been mapped yet
+            return False
+        return True
 
     def begin(self, pull: Pull) -> None:
         started_s = time.monotonic()
         num_bytes = 0
-        for source, piece in self._pieces_of(pull.handle.owner):
+        for source, piece in self._pieces_of((pull.handle.owner, pull.handle.epoch)):
             num_bytes += _copy(source, self._pool, piece, pull)
         self._finished.append(
             PullResult(pull.handle.request_id, num_bytes, started_s, time.monotonic())
@@ -83,15 +84,15 @@ class CpuExchange:
         results, self._finished = self._finished, []
         return results
 
-    def _pieces_of(self, instance: str) -> list[tuple[torch.Tensor, Piece]]:
-        """What to copy from which of the instance's pools; worked out once per incarnation."""
-        if instance not in self._pieces:
-            peers = list(self._peers[instance].values())
-            self._pieces[instance] = [
+    def _pieces_of(self, incarnation: Incarnation) -> list[tuple[torch.Tensor, Piece]]:
+        """What to copy from which of its pools; worked out once per incarnation."""
+        if incarnation not in self._pieces:
+            peers = list(self._peers[incarnation].values())
+            self._pieces[incarnation] = [
                 (peers[piece.source].pool, piece)
                 for piece in pieces(self.layout, [peer.layout for peer in peers])
             ]
-        return self._pieces[instance]
+        return self._pieces[incarnation]
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor, piece: Piece, pull: Pull) -> int:

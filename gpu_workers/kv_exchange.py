@@ -22,7 +22,7 @@ class KVExchange(Protocol):
         ...
 
     def map_peer(self, worker: WorkerName, epoch: int, layout: RankLayout, descriptor: int) -> None:
-        """Map a peer's pool; takes over the descriptor.
+        """Map a peer's pool; takes over the descriptor. Other incarnations stay mapped.
 
         Raises:
             LayoutMismatch: the peer's blocks cannot be copied into ours; names both values.
@@ -35,7 +35,8 @@ class KVExchange(Protocol):
         ...
 
     def knows(self, instance: str, epoch: int) -> bool:
-        """Whether that incarnation's pools are mapped, so that its handles can be pulled."""
+        """Whether all of that incarnation's pools that we need are mapped, so that its handles can
+        be pulled."""
         ...
 
     def begin(self, pull: Pull) -> None:

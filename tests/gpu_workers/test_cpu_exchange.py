@@ -111,13 +111,30 @@ def test_a_peer_is_known_in_its_epoch_alone_and_forgotten_with_it() -> None:
         assert not exchange.knows("there", 5)
 
 
-def test_a_new_incarnation_replaces_the_old_one() -> None:
+def test_a_new_incarnation_is_mapped_beside_the_old_one_until_that_is_forgotten() -> None:
     with importer(WHOLE, exporters("there", [WHOLE])) as exchange:
-        exchange.begin(pull((1,), (1,)))
         reborn = CpuExchange(WHOLE, "there")
         reborn.pool.fill_(3.0)
         exchange.map_peer(WorkerName("there"), 6, WHOLE, reborn.descriptor)
-        assert exchange.knows("there", 6)
+        exchange.begin(pull((1,), (1,)))
+        exchange.begin(pull((1,), (2,), epoch=6))
+        assert torch.equal(exchange.pool[1], reference()[1])
+        assert (exchange.pool[2] == 3.0).all()
+        exchange.unmap_instance("there", 5)
         assert not exchange.knows("there", 5)
-        exchange.begin(pull((1,), (1,), epoch=6))
-        assert (exchange.pool[1] == 3.0).all()
+        assert exchange.knows("there", 6)
+
+
+def test_an_instance_is_known_when_its_mapped_ranks_hold_all_that_is_pulled() -> None:
+    halves = [layout((0, 4), (0, 3)), layout((0, 4), (3, 6))]
+    sources = exporters("there", halves)
+    with importer(WHOLE, []) as whole, importer(layout((0, 4), (4, 6)), []) as part:
+        for rank, source in enumerate(sources):
+            for exchange in (whole, part):
+                assert not exchange.knows("there", 5)
+                descriptor = os.dup(source.descriptor)
+                exchange.map_peer(WorkerName("there", 0, rank), 5, source.layout, descriptor)
+        assert whole.knows("there", 5)
+        assert part.knows("there", 5)
+    for source in sources:
+        os.close(source.descriptor)

@@ -1,0 +1,185 @@
+"""Collectives of CPU workers: gloo groups that belong to one worker, made without globals.
+
+Workers meet in a store that the rendezvous URL names: a file (`file:///...`) where all of an
+instance is on one node, or a TCP port of the leader (`tcp://host:port`). Ranks of one stage form a
+group that sums and gathers; the same tp rank of all stages forms a chain that hidden states pass
+along.
+"""
+
+import os
+import re
+import socket
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar, cast
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed
+
+from gpu_workers.collectives import CollectivesFailed
+from ipc.sharding import Shard
+
+TIMEOUT_S = 60.0
+NUM_TAGS = 1 << 16
+LOOPBACK = "127.0.0.1"
+
+T = TypeVar("T")
+
+# Public names of torch whose types it does not export.
+distributed: Any = torch.distributed
+
+
+class _Work(Protocol):
+    def wait(self) -> bool: ...
+
+
+class _Group(Protocol):
+    """What a `ProcessGroupGloo` does for us."""
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> _Work: ...
+
+    def gather(
+        self, into: list[list[torch.Tensor]], tensors: list[torch.Tensor], root: int
+    ) -> _Work: ...
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> _Work: ...
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> _Work: ...
+
+
+class GlooCollectives:
+    """One worker's way to the other ranks of its instance.
+
+    Args:
+        url: the rendezvous; fresh for every incarnation of the instance.
+        shard: who we are.
+        hidden_size: the width of hidden states.
+        dtype: of all activations.
+        timeout_s: how long the others may let us wait, at the rendezvous and in every call.
+
+    Raises:
+        CollectivesFailed: the others did not come.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        shard: Shard,
+        *,
+        hidden_size: int,
+        dtype: torch.dtype,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.tp, self.tp_rank = shard.parallelism.tp, shard.tp_rank
+        self._stage, self._pp = shard.stage, shard.parallelism.pp
+        self._who = f"stage {shard.stage}, tp rank {shard.tp_rank}"
+        self._timeout = timedelta(seconds=timeout_s)
+        self._received = torch.empty((0, hidden_size), dtype=dtype)
+        self._sending: deque[tuple[_Work, torch.Tensor]] = deque()
+        self._num_sent = self._num_received = 0
+        self._group, self._chain = self._guarded(lambda: self._meet(url), "joining the instance")
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        if x.numel():
+            group = self._group
+            self._guarded(lambda: group.allreduce([x]).wait(), "a sum")
+        return x
+
+    def gather_columns(self, x: torch.Tensor) -> torch.Tensor | None:
+        group, rows, width = self._group, *x.shape
+        if self.tp_rank != 0:
+            self._guarded(lambda: group.gather([], [x], 0).wait(), "a gather")
+            return None
+        parts = x.new_empty((self.tp, rows, width))
+        self._guarded(lambda: group.gather([list(parts)], [x], 0).wait(), "a gather")
+        return parts.transpose(0, 1).reshape(rows, self.tp * width)
+
+    def send_forward(self, hidden: torch.Tensor) -> None:
+        while len(self._sending) >= self._pp:  # no more steps than that are ever under way
+            oldest, _ = self._sending.popleft()
+            self._guarded(oldest.wait, "sending hidden states")
+        chain, copy, tag = self._chain, hidden.clone(), self._num_sent % NUM_TAGS
+        work = self._guarded(
+            lambda: chain.send([copy], self._stage + 1, tag), "sending hidden states"
+        )
+        self._sending.append((work, copy))
+        self._num_sent += 1
+
+    def receive(self, num_tokens: int) -> torch.Tensor:
+        if len(self._received) < num_tokens:
+            self._received = self._received.new_empty((num_tokens, self._received.shape[1]))
+        chain, into, tag = self._chain, self._received[:num_tokens], self._num_received % NUM_TAGS
+        self._guarded(
+            lambda: chain.recv([into], self._stage - 1, tag).wait(), "receiving hidden states"
+        )
+        self._num_received += 1
+        return into
+
+    def close(self) -> None:
+        self._sending.clear()
+        del self._group, self._chain
+
+    def _meet(self, url: str) -> tuple[_Group, _Group]:
+        """The stage's group and the chain; a group of one has no connections."""
+        store, address = self._store(url)
+        options = distributed.ProcessGroupGloo._Options()
+        options._devices = [_device(address)]
+        options._timeout = self._timeout
+        options._threads = 1  # calls come one after the other
+        stage = distributed.PrefixStore(f"stage-{self._stage}", store)
+        chain = distributed.PrefixStore(f"chain-{self.tp_rank}", store)
+        return (
+            _group(stage, self.tp_rank, self.tp, options),
+            _group(chain, self._stage, self._pp, options),
+        )
+
+    def _store(self, url: str) -> tuple[Any, str]:
+        """Where addresses are exchanged, and our own address as the others see it."""
+        parts = urlsplit(url)
+        if parts.scheme == "file":
+            store = distributed.FileStore(parts.path, self.tp * self._pp)
+            store.set_timeout(self._timeout)
+            return store, LOOPBACK
+        assert parts.hostname is not None
+        assert parts.port is not None
+        is_home = self._stage == 0 and self.tp_rank == 0
+        store = distributed.TCPStore(
+            parts.hostname,
+            parts.port,
+            is_master=is_home,
+            timeout=self._timeout,
+            wait_for_workers=False,
+        )
+        return store, _address_facing(parts.hostname)
+
+    def _guarded(self, call: Callable[[], T], what: str) -> T:
+        try:
+            return call()
+        except RuntimeError as error:
+            raise CollectivesFailed(f"{self._who}: {what} failed: {_reason(error)}") from error
+
+
+def _group(store: Any, rank: int, size: int, options: Any) -> _Group:
+    return cast(_Group, distributed.ProcessGroupGloo(store, rank, size, options))
+
+
+def _device(address: str) -> object:
+    """Listens at that address, unless GLOO_SOCKET_IFNAME names an interface."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return distributed.ProcessGroupGloo.create_default_device()
+    return distributed.ProcessGroupGloo.create_device(hostname=address)
+
+
+def _address_facing(host: str) -> str:
+    """Our own address on the way to a host; nothing is sent."""
+    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _reason(error: RuntimeError) -> str:
+    """The first sentence, without the place in gloo's source."""
+    return re.sub(r"^\[\S+\] ", "", str(error)).split(". ")[0].splitlines()[0]
