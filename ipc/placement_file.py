@@ -6,6 +6,7 @@ within a node only, so a prefill and a decode stage with the same layers on two 
 Pure: the planner writes and reads it, the daemon and the coordinator read it.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -19,6 +20,7 @@ from ipc.vocabulary import InstanceSpec, Parallelism, Placement, Role, Segment
 
 VERSION = 1
 _INDENTED = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+_NUMBERS = re.compile(rb"(?<=\[)\n\s*\d+(,\n\s*\d+)*\n\s*(?=\])")  # no string holds a newline
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Index = Annotated[int, msgspec.Meta(ge=0)]
@@ -165,8 +167,9 @@ def crossings(specs: Sequence[InstanceSpec]) -> list[str]:
 
 
 def to_json(file: PlacementFile) -> bytes:
-    """Indented, for people."""
-    return orjson.dumps(msgspec.to_builtins(file), option=_INDENTED)
+    """Indented, for people; the numbers of a list on one line."""
+    text = orjson.dumps(msgspec.to_builtins(file), option=_INDENTED)
+    return _NUMBERS.sub(lambda found: b" ".join(found[0].split()), text)
 
 
 def write_placement(path: Path, file: PlacementFile) -> None:

@@ -30,8 +30,8 @@ NAMES = ("attainment-rate", "attainment-scale", "stages", "ttft", "tpot", "candi
 
 
 @dataclass(frozen=True)
-class System:
-    """A line of the figures."""
+class Line:
+    """One system of the figures."""
 
     label: str
     found: Evaluated
@@ -45,7 +45,7 @@ class Pictured:
         others: every other candidate that was simulated.
     """
 
-    systems: tuple[System, ...]
+    systems: tuple[Line, ...]
     others: tuple[Evaluated, ...] = ()
 
     @property
@@ -116,7 +116,7 @@ class Studio:
                 bars[system.label] = {name: float(s[counted].mean()) for name, s in stages_s}
         plots.stage_bars(path, bars)
 
-    def _points(self, system: System, per_device: float) -> tuple[RatePoint, ...]:
+    def _points(self, system: Line, per_device: float) -> tuple[RatePoint, ...]:
         candidate = system.found.candidate
         rates = [fraction * per_device * candidate.num_devices for fraction in FRACTIONS]
         return curve(self._experiment(candidate), rates)
@@ -174,7 +174,7 @@ def _spot(found: Evaluated, name: str = "") -> plots.Spot:
     )
 
 
-def _attainments(system: System, points: Sequence[RatePoint]) -> plots.Curve:
+def _attainments(system: Line, points: Sequence[RatePoint]) -> plots.Curve:
     devices = system.found.candidate.num_devices
     nothing = Interval(0.0, 0.0, 0.0)
     return _curve(

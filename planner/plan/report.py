@@ -7,7 +7,7 @@ import msgspec
 import orjson
 
 from ipc.placement_file import PlacementFile
-from planner.placement.choices import Objective
+from planner.placement.choices import Affinity, Objective
 from planner.placement.results import Found
 
 VERSION = 1
@@ -32,15 +32,24 @@ class Planned:
 
 
 def better(searches: tuple[Found, ...]) -> Found:
-    """By the objective; of equal ones the first with fewer devices."""
+    """By the objective, of equal ones with fewer devices; but what cannot be told from it, on as
+    few devices and within nodes, is better still: it can be served."""
+    best = min(searches, key=_rank)
+    within = (each for each in searches if each.asked.affinity is Affinity.LOW)
+    return next((each for each in within if _is_as_good(each, best)), best)
 
-    def rank(found: Found) -> tuple[float, float]:
-        chosen = found.recommended
-        if found.asked.objective is Objective.DEVICES:
-            return chosen.num_devices, -chosen.rate.value
-        return -chosen.best.per_device.value, chosen.num_devices
 
-    return min(searches, key=rank)
+def _rank(found: Found) -> tuple[float, float]:
+    chosen = found.recommended
+    if found.asked.objective is Objective.DEVICES:
+        return chosen.num_devices, -chosen.rate.value
+    return -chosen.best.per_device.value, chosen.num_devices
+
+
+def _is_as_good(found: Found, best: Found) -> bool:
+    ours, theirs = found.recommended, best.recommended
+    is_tie = ours.best.per_device.value >= theirs.best.per_device.low
+    return is_tie and ours.num_devices <= theirs.num_devices
 
 
 def to_json(planned: Planned) -> str:

@@ -6,19 +6,21 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from planner.intervals import Interval
-from planner.placement.choices import Chosen, Evaluated
+from planner.placement.choices import Evaluated
 from planner.placement.results import Baseline, Found, Sensitivity
 from planner.plan.report import Planned
 from planner.plan.told import (
     headline,
-    told_candidate,
+    short_candidate,
     told_devices,
     told_drop,
     told_dropped,
     told_range,
     told_rate,
 )
+
+NUM_RUNNER_UPS = 8  # shown without --all
+WORDS = ("", "placement, tp x pp", "baseline", "change", "limit")  # columns that may wrap
 
 
 def show(planned: Planned, console: Console, *, shows_all: bool = False) -> None:
@@ -32,7 +34,8 @@ def show(planned: Planned, console: Console, *, shows_all: bool = False) -> None
     for line in told_devices(planned.file):
         _say(console, line)
     for other in planned.searches:
-        console.print(_placements(other, is_one_of_many=len(planned.searches) > 1))
+        is_one_of_many = len(planned.searches) > 1
+        console.print(_placements(other, is_one_of_many=is_one_of_many, shows_all=shows_all))
     if found.baselines:
         console.print(_baselines(found.baselines))
         _say_absent(console, found.baselines)
@@ -43,62 +46,63 @@ def show(planned: Planned, console: Console, *, shows_all: bool = False) -> None
     _say(console, _told_effort(planned), style="dim")
 
 
-def _placements(found: Found, *, is_one_of_many: bool) -> Table:
+def _placements(found: Found, *, is_one_of_many: bool, shows_all: bool) -> Table:
     """One copy of each: how often it is copied is a matter of the rate."""
-    title = "placements, one copy of each"
     affinity = f"{found.asked.affinity} affinity: " if is_one_of_many else ""
-    table = _table(affinity + title, ("", "placement", "devices", "per s", "per device", "95 %"))
-    table.add_column("limited by")
-    table.add_row("recommended", *_placed(found.recommended.best), style="bold")
-    if _is_beside(found.disaggregated, found):
-        table.add_row("disaggregated", *_placed(found.disaggregated.best))  # type: ignore[union-attr]
-    for runner_up in found.runner_ups:
+    columns = ("", "placement, tp x pp", "devices", "per s", "per device (95 %)", "limit")
+    table = _table(f"{affinity}placements, one copy of each", columns)
+    table.add_row("best", *_placed(found.recommended.best), style="bold")
+    if (apart := _beside(found)) is not None:
+        table.add_row("", *_placed(apart))
+    runner_ups = found.runner_ups if shows_all else found.runner_ups[:NUM_RUNNER_UPS]
+    for runner_up in runner_ups:
         table.add_row("tie" if runner_up.is_tie else "", *_placed(runner_up.evaluated))
     return table
 
 
-def _is_beside(disaggregated: Chosen | None, found: Found) -> bool:
-    """The best disaggregated one where it is not recommended, nor among those that come next."""
-    if disaggregated is None:
-        return False
-    shown = [found.recommended.best, *(each.evaluated for each in found.runner_ups)]
-    return disaggregated.best.candidate not in [each.candidate for each in shown]
+def _beside(found: Found) -> Evaluated | None:
+    """The best disaggregated placement where it would not be shown otherwise."""
+    apart = found.disaggregated
+    shown = [each.evaluated.candidate for each in found.runner_ups[:NUM_RUNNER_UPS]]
+    if apart is None or apart.best.candidate in [found.best, *shown]:
+        return None
+    return apart.best
 
 
 def _placed(evaluated: Evaluated) -> tuple[str, ...]:
+    """A first look's figures bear a tilde: those are of short runs."""
     goodput, rate = evaluated.goodput, evaluated.per_device
-    about = "~" if evaluated.is_rough else "" if goodput.is_bounded else ">= "
+    about = "~" if evaluated.is_rough else "" if goodput.is_bounded else ">="
     return (
-        told_candidate(evaluated.candidate),
+        short_candidate(evaluated.candidate),
         str(evaluated.candidate.num_devices),
         f"{about}{goodput.rate.value:.3g}",
-        f"{about}{rate.value:.3g}",
-        told_range(rate),
-        goodput.limited_by,
+        f"{about}{rate.value:.3g} ({told_range(rate)})",
+        goodput.limited_by.partition(":")[0],
     )
 
 
 def _baselines(baselines: Sequence[Baseline]) -> Table:
     """Searched over their shapes as the placements were; the gain is the disaggregated one's."""
-    columns = ("baseline", "instance", "per device", "95 %", "gain", "95 %", "attainment gain")
-    table = _table("both phases on the same devices", columns)
+    title = "both phases on the same devices, and what disaggregation gains over them"
+    table = _table(title, ("baseline", "per device (95 %)", "gain (95 %)"))
     for baseline in baselines:
         if baseline.unit is not None:
-            table.add_row(baseline.name, *_compared(baseline, baseline.unit))
+            table.add_row(*_compared(baseline, baseline.unit))
     return table
 
 
 def _compared(baseline: Baseline, unit: Evaluated) -> tuple[str, ...]:
+    """Its shape and the gain in attainment are below its name and the gain in goodput."""
     seen = baseline.scaled or unit
-    gain = baseline.gain
-    return (
-        told_candidate(unit.candidate),
-        f"{seen.per_device.value:.3g}",
-        told_range(seen.per_device),
-        "-" if gain is None else f"x {gain.value:.3g}",
-        "-" if gain is None else told_range(gain),
-        _points(baseline.attainment_gain),
-    )
+    gain = "-"
+    if baseline.gain is not None:
+        gain = f"x {told_rate(baseline.gain)}"
+    if (points := baseline.attainment_gain) is not None:
+        low, high = f"{100 * points.low:+.1f}", f"{100 * points.high:+.1f}"
+        gain += f"\n{100 * points.value:+.1f} points ({low} to {high})"
+    name = f"{baseline.name}\n  {short_candidate(seen.candidate)}"
+    return name, told_rate(seen.per_device, seen.goodput.is_bounded), gain
 
 
 def _say_absent(console: Console, baselines: Sequence[Baseline]) -> None:
@@ -143,18 +147,12 @@ def _told_effort(planned: Planned) -> str:
     )
 
 
-def _points(gain: Interval | None) -> str:
-    """A difference of shares, in percentage points."""
-    if gain is None:
-        return "-"
-    return f"{100 * gain.value:+.1f} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
-
-
 def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.pad_edge = False
     for name in columns:
-        is_words = name in ("", "placement", "baseline", "instance", "change")
-        table.add_column(name, justify="left" if is_words else "right")
+        is_words = name in WORDS
+        table.add_column(name, justify="left" if is_words else "right", no_wrap=not is_words)
     return table
 
 

@@ -15,7 +15,7 @@ KINDS = {
     "above a target even for a request alone": r"at best for",
     "cannot beat what was found": r"was found",
     "no room on the nodes": r"do not pack|must share one",
-    "nothing is known of the shape": r"nothing is known|no published|no coefficients|not measured",
+    "nothing is known of the shape": r"nothing is known|has no tp|has no \w+ at",
 }
 
 
@@ -64,6 +64,17 @@ def told_candidate(candidate: Candidate) -> str:
         chunk = f", chunks of {group.chunk_tokens}" if group.chunk_tokens else ""
         told.append(f"{group.count} {group.role} (tp {shape.tp}, pp {shape.pp}{chunk})")
     segments = f" in {candidate.inter_op} segments" if candidate.inter_op > 1 else ""
+    return " + ".join(told) + segments
+
+
+def short_candidate(candidate: Candidate) -> str:
+    """The same for tables, tp x pp: `1 prefill 2x1 + 1 decode 1x1`."""
+    told = []
+    for group in candidate.groups:
+        shape = group.parallelism
+        chunk = f", chunks of {group.chunk_tokens}" if group.chunk_tokens else ""
+        told.append(f"{group.count} {group.role} {shape.tp}x{shape.pp}{chunk}")
+    segments = f" ({candidate.inter_op} segments)" if candidate.inter_op > 1 else ""
     return " + ".join(told) + segments
 
 
