@@ -5,8 +5,7 @@ run, and what it finds compared with what serves. Nothing is kept between calls 
 outcome hands back.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from planner.deployment import service
@@ -15,7 +14,6 @@ from planner.intervals import Interval
 from planner.model_catalog import model_shape
 from planner.placement.choices import Candidate, Chosen, Problem
 from planner.replan.evaluate import copy_goodput, run
-from planner.replan.forecast import Forecast, forecast, heard
 from planner.replan.gain import (
     Attained,
     Gain,
@@ -26,17 +24,16 @@ from planner.replan.gain import (
     gain,
     miss_weight,
 )
+from planner.replan.look import NUM_CONFIRMING, look
 from planner.replan.outcome import Action, Current, Look, Outcome, Proposal, ReplanVerdict
-from planner.replan.recent import Log, longest_output_tokens, recent_pattern, recent_problem
+from planner.replan.recent import Log, longest_output_tokens, recent_problem
 from planner.replan.rules import Rules, SwitchRates
-from planner.replan.shift import Figure, shifts
+from planner.replan.shift import Figure
 from planner.replan.switching import Fleet, Meanwhile, SwitchCost, change, switch_cost
-from planner.replan.window import Window
+from planner.replan.window import pattern_of
 
 PlacementSearch = Callable[[Problem], Chosen]
 CopyGoodput = Callable[[Problem, Candidate, float], Goodput]
-
-NUM_CONFIRMING = 2  # windows that must agree on an excess
 
 
 @dataclass(frozen=True)
@@ -54,31 +51,6 @@ class Tools:
     switch: SwitchRates = field(default_factory=SwitchRates)
 
 
-def look(
-    windows: Sequence[Window], current: Current, rules: Rules, goodput: float | None = None
-) -> Look:
-    """What the log says. `goodput` is the placement's now, where its lengths are not as planned."""
-    now_s = windows[-1].end_s
-    told = heard(windows, rules)
-    limit = current.goodput.value if goodput is None else goodput
-    oldest_s = max(current.since_s, now_s - rules.memory_s) - 1e-6
-    since = [window for window in told if window.start_s >= oldest_s]
-    last = told[-NUM_CONFIRMING:]
-    confirmed = len(last) == NUM_CONFIRMING
-    ahead = forecast(told, rules)
-    alarm = max(limit, current.accepted_rate * (1 + rules.rate_band))
-    return Look(
-        at_s=now_s,
-        shifts=shifts(since, current.planned, rules),
-        forecast=ahead,
-        is_threatened=confirmed
-        and _exceeds(ahead, limit, rules)
-        and _exceeds(forecast(told[:-1], rules), limit, rules),
-        is_emergency=confirmed and all(_surely_above(window, alarm) for window in last),
-        wait_s=max(current.since_s + rules.least_interval_s - now_s - 1e-6, 0.0),
-    )
-
-
 def replan(
     log: Log, current: Current, problem: Problem, tools: Tools, rules: Rules | None = None
 ) -> Outcome:
@@ -92,9 +64,9 @@ def replan(
         PlannerError: the search finds no placement for the recent pattern.
     """
     rules = rules or Rules()
-    seen = look(log.windows, current, rules)
-    now = recent_problem(log, problem, seen.forecast.upper, rules)
-    goodput = current.goodput
+    seen, goodput = look(log.windows, current, rules), current.goodput
+    recent = log.since(seen.recent_s(rules))
+    now = recent_problem(recent, problem, seen.forecast.upper)
     if any(shift.figure is not Figure.RATE for shift in seen.shifts):
         goodput = _goodput_now(now, current, tools)
         seen = look(log.windows, current, rules, goodput.value)
@@ -109,20 +81,11 @@ def replan(
             goodput=goodput,
         )
         return Outcome(verdict, current)
-    return _searched(log, Side(current.fleet, goodput), now, tools, (seen, rules))
-
-
-def _exceeds(ahead: Forecast, goodput: float, rules: Rules) -> bool:
-    return ahead.upper > goodput * math.exp(rules.noise * ahead.error)
-
-
-def _surely_above(window: Window, rate: float) -> bool:
-    """By one standard error; with two windows that agree, one time in forty by chance."""
-    return window.rate > rate * math.exp(window.rate_error)
+    return _searched(recent, Side(current.fleet, goodput), now, tools, (seen, rules))
 
 
 def _searched(
-    log: Log, old: Side, now: Problem, tools: Tools, seen_by: tuple[Look, Rules]
+    recent: Log, old: Side, now: Problem, tools: Tools, seen_by: tuple[Look, Rules]
 ) -> Outcome:
     seen, rules = seen_by
     chosen = tools.search(now)
@@ -130,7 +93,7 @@ def _searched(
     found = gain(
         old,
         new,
-        _attained(log, (old, new), now, tools),
+        _attained(recent, (old, new), now, tools),
         (seen.forecast.upper, rules.horizon_s),
         now.slo,
     )
@@ -147,18 +110,18 @@ def _searched(
         cost=cost,
     )
     side = new if pays else old
-    return Outcome(verdict, _carried_on(log, side, seen, rules, accepts=not pays), chosen)
+    return Outcome(verdict, _carried_on(recent, side, seen, accepts=not pays), chosen)
 
 
-def _carried_on(log: Log, side: Side, seen: Look, rules: Rules, *, accepts: bool) -> Current:
+def _carried_on(recent: Log, side: Side, seen: Look, *, accepts: bool) -> Current:
     """Whatever was decided, it was decided for the recent pattern: that is the plan from now on."""
-    told = heard(log.windows, rules)
+    last = recent.windows[-NUM_CONFIRMING:]
     return Current(
         fleet=side.fleet,
         goodput=side.goodput,
-        planned=recent_pattern(told, seen.forecast.level, rules),
+        planned=pattern_of(recent.windows, seen.forecast.level),
         since_s=seen.at_s,
-        accepted_rate=max(window.rate for window in told[-NUM_CONFIRMING:]) if accepts else 0.0,
+        accepted_rate=max(window.rate for window in last) if accepts else 0.0,
     )
 
 
@@ -170,8 +133,8 @@ def _goodput_now(now: Problem, current: Current, tools: Tools) -> Interval:
     return found.divided(1 / fleet.num_copies)
 
 
-def _attained(log: Log, sides: tuple[Side, Side], now: Problem, tools: Tools) -> Attained:
-    rows, rate = log.rows, now.rate
+def _attained(recent: Log, sides: tuple[Side, Side], now: Problem, tools: Tools) -> Attained:
+    rows, rate = recent.rows, now.rate
     assert rate is not None, "the recent problem has the forecast's rate"
     if rows is None:
         return by_goodput(*sides, rate, now.slo)

@@ -46,15 +46,20 @@ def heard(windows: Sequence[Window], rules: Rules) -> Sequence[Window]:
     return [window for window in windows if window.count > 0] or windows
 
 
-def forecast(windows: Sequence[Window], rules: Rules) -> Forecast:
-    """From the windows of the last `lookback_s`; there is at least one."""
+def forecast(windows: Sequence[Window], rules: Rules, changed_s: float | None = None) -> Forecast:
+    """From the windows of the last `lookback_s`; there is at least one.
+
+    After a shift the level is that of the windows since `changed_s`; the upper rate remembers the
+    others as well, so that a fall is believed only an hour later.
+    """
     end_s = windows[-1].end_s
     recent = [w for w in windows if w.end_s > end_s - rules.lookback_s + 1e-6]
     logs = np.array([window.log_rate for window in recent])
     ages_s = np.array([end_s - window.end_s for window in recent])
     slope = max(_sure_slope(-ages_s, logs), 0.0)
     carried = logs + slope * ages_s + min(slope * rules.lead_s, MAX_GROWTH)
-    level, upper = float(carried.mean()), float(np.quantile(carried, rules.quantile))
+    since = [changed_s is None or window.start_s >= changed_s for window in recent]
+    level, upper = float(carried[since].mean()), float(np.quantile(carried, rules.quantile))
     error = math.sqrt(sum(window.rate_error**2 for window in recent)) / len(recent)
     return Forecast(math.exp(level), math.exp(max(level, upper)), error)
 

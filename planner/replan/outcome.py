@@ -9,7 +9,8 @@ from planner.intervals import Interval
 from planner.placement.choices import Candidate, Chosen
 from planner.replan.forecast import Forecast
 from planner.replan.gain import Gain
-from planner.replan.shift import Shift
+from planner.replan.rules import Rules
+from planner.replan.shift import Shift, changed_s
 from planner.replan.switching import Fleet, SwitchCost
 from planner.replan.window import Pattern
 
@@ -52,6 +53,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         is_threatened: the forecast exceeds the goodput, at this window and the one before it.
+        is_oversized: it is so far below that at least one copy is idle; a plan made on a rise that
+            then ended leaves such a placement, and no shift against the plan tells of it.
         is_emergency: the arrivals themselves do; no least interval holds then.
         wait_s: what is left of the least time between replans.
     """
@@ -60,13 +63,19 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     shifts: tuple[Shift, ...]
     forecast: Forecast
     is_threatened: bool
+    is_oversized: bool
     is_emergency: bool
     wait_s: float
+
+    def recent_s(self, rules: Rules) -> float:
+        """From where on the log is of the present pattern."""
+        return max(self.at_s - rules.lookback_s, changed_s(self.shifts) or 0.0)
 
     @property
     def calls(self) -> bool:
         """Whether anything calls for another plan, now or as soon as allowed."""
-        return bool(self.shifts) or self.is_threatened or self.is_emergency
+        states = (self.is_threatened, self.is_oversized, self.is_emergency)
+        return bool(self.shifts) or any(states)
 
     @property
     def fires(self) -> bool:
@@ -78,6 +87,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
             said.append("arrivals exceed the goodput")
         elif self.is_threatened:
             said.append(f"the forecast of {self.forecast.upper:.3g} requests/s exceeds the goodput")
+        elif self.is_oversized:
+            said.append(f"the forecast of {self.forecast.upper:.3g} requests/s leaves copies idle")
         return "; ".join(said) or "no shift"
 
 

@@ -1,6 +1,5 @@
 """The recent workload: what a search plans for, and what old and new placement are compared on."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from planner.placement.choices import Problem
 from planner.replan.rules import ReplanError, Rules
-from planner.replan.window import Pattern, Window, pattern_of, recent_rows, summarise
+from planner.replan.window import Pattern, Window, pattern_of, rows_between, summarise
 from planner.workload.arrivals import Resampled
 from planner.workload.lengths import Lengths, TableLengths, whole_tokens
 from planner.workload.requests import Ints, Requests
@@ -24,7 +23,10 @@ NUM_DRAWN = 4_096
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """A workload log: windows in order of time, and the recent requests where there are any."""
+    """A workload log: windows in order of time, and the recent requests where there are any.
+
+    All times are on the log's clock.
+    """
 
     windows: tuple[Window, ...]
     recent: Requests | None = None
@@ -37,7 +39,16 @@ class Log:
     def of(cls, requests: Requests, rules: Rules, until_s: float | None = None) -> Self:
         """Of a log of requests, up to the last whole window."""
         windows = summarise(requests, rules.window_s, until_s=until_s)
-        return cls(windows, recent_rows(requests, rules.lookback_s, windows[-1].end_s))
+        end_s = windows[-1].end_s
+        return cls(windows, rows_between(requests, end_s - rules.lookback_s, end_s))
+
+    def since(self, start_s: float) -> Self:
+        """The part from there on, without windows in which nobody came if any did."""
+        windows = [w for w in self.windows if w.start_s >= start_s - 1e-6] or self.windows[-1:]
+        kept = tuple(window for window in windows if window.count > 0) or tuple(windows)
+        if self.recent is None:
+            return type(self)(kept)
+        return type(self)(kept, rows_between(self.recent, start_s, windows[-1].end_s))
 
     @property
     def rows(self) -> Requests | None:
@@ -69,15 +80,15 @@ class ScaledLengths:
         )
 
 
-def recent_problem(log: Log, problem: Problem, rate: float, rules: Rules) -> Problem:
+def recent_problem(recent: Log, problem: Problem, rate: float) -> Problem:
     """The same question about the recent workload at that rate.
 
     The log's own requests, resampled in blocks; from summaries, the workload that the problem
     has, with its lengths scaled to the recent means.
     """
-    rows = log.rows
+    rows = recent.rows
     if rows is None:
-        workload = _scaled(problem, recent_pattern(log.windows, rate, rules))
+        workload = _scaled(problem, pattern_of(recent.windows, rate))
     else:
         most = max(1, len(rows) // LEAST_BLOCKS)
         picks = Blocks(int(np.clip(BLOCK_S * rows.rate, 1, most)))
@@ -85,12 +96,6 @@ def recent_problem(log: Log, problem: Problem, rate: float, rules: Rules) -> Pro
         arrivals = Resampled(rows, picks)
         workload = Workload("recent", "the log's recent requests", lengths, arrivals, len(rows))
     return replace(problem, workload=workload, rate=rate)
-
-
-def recent_pattern(windows: Sequence[Window], rate: float, rules: Rules) -> Pattern:
-    """Of the lookback's windows."""
-    since_s = windows[-1].end_s - rules.lookback_s
-    return pattern_of([w for w in windows if w.start_s >= since_s - 1e-6], rate)
 
 
 def longest_output_tokens(problem: Problem) -> float:

@@ -9,6 +9,7 @@ again, and two windows confirm. A change just beyond the band is told later than
 import math
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,12 +32,15 @@ class Shift(msgspec.Struct, frozen=True):
     Args:
         planned, observed: the last two windows' geometric mean against what was planned for.
         evidence: the cumulative sum; 1 is where it is confirmed.
+        since_s: start of the window from which on the sum has been above zero (Page's estimate of
+            when it changed).
     """
 
     figure: Figure
     planned: float
     observed: float
     evidence: float
+    since_s: float
 
     @property
     def factor(self) -> float:
@@ -46,11 +50,23 @@ class Shift(msgspec.Struct, frozen=True):
         return f"{self.figure} {100 * (self.factor - 1):+.0f} % against the plan"
 
 
-class _Reading(msgspec.Struct, frozen=True):
+class _Reading(NamedTuple):
     """A window's logarithm of a figure, and its standard error."""
 
+    start_s: float
     log: float
     error: float
+
+
+class _Sum(NamedTuple):
+    """A one-sided cumulative sum, and when it last left zero."""
+
+    value: float = 0.0
+    since_s: float = 0.0
+
+    def plus(self, step: float, start_s: float) -> "_Sum":
+        value = max(self.value + step, 0.0)
+        return _Sum(value, self.since_s if self.value > 0 else start_s)
 
 
 _Read = Callable[[Window], _Reading | None]
@@ -69,32 +85,40 @@ def shifts(windows: Sequence[Window], planned: Pattern, rules: Rules) -> tuple[S
         if plan is None:
             continue
         readings = [reading for w in windows if (reading := read(w)) is not None]
-        evidence = _evidence(readings, math.log(plan), math.log1p(band), rules)
+        total = _larger_sum(readings, math.log(plan), math.log1p(band), rules)
+        evidence = total.value / rules.confirm + 1e-9
         if evidence >= 1:
             last = [reading.log for reading in readings[-2:]]
-            found.append(Shift(figure, plan, math.exp(sum(last) / len(last)), evidence))
+            observed = math.exp(sum(last) / len(last))
+            found.append(Shift(figure, plan, observed, evidence, total.since_s))
     return tuple(found)
 
 
-def _evidence(readings: Sequence[_Reading], plan: float, band: float, rules: Rules) -> float:
-    """The larger of the two one-sided sums, as a multiple of what confirms."""
-    up = down = 0.0
+def changed_s(found: Sequence[Shift]) -> float | None:
+    """When the latest of them began: what is older is of another pattern."""
+    return max((shift.since_s for shift in found), default=None)
+
+
+def _larger_sum(readings: Sequence[_Reading], plan: float, band: float, rules: Rules) -> _Sum:
+    """Of the two one-sided ones."""
+    up = down = _Sum()
     most = rules.confirm / 2
-    for reading in readings:
-        change, allowed = reading.log - plan, band + rules.noise * reading.error
-        up = max(up + min(change - allowed, most), 0.0)
-        down = max(down + min(-change - allowed, most), 0.0)
-    return max(up, down) / rules.confirm + 1e-9
+    for start_s, log, error in readings:
+        change, allowed = log - plan, band + rules.noise * error
+        up = up.plus(min(change - allowed, most), start_s)
+        down = down.plus(min(-change - allowed, most), start_s)
+    return max(up, down)
 
 
 def _rate(window: Window) -> _Reading:
-    return _Reading(window.log_rate, window.rate_error)
+    return _Reading(window.start_s, window.log_rate, window.rate_error)
 
 
 def _mean(window: Window, lengths: LengthStats | None) -> _Reading | None:
     if lengths is None:
         return None
-    return _Reading(math.log(lengths.mean), lengths.cv / math.sqrt(window.count))
+    error = lengths.cv / math.sqrt(window.count)
+    return _Reading(window.start_s, math.log(lengths.mean), error)
 
 
 def _cv(window: Window) -> _Reading | None:
@@ -103,4 +127,5 @@ def _cv(window: Window) -> _Reading | None:
     cv = window.gap_cv
     if not cv:
         return None
-    return _Reading(math.log(cv), math.sqrt((1 + cv**2) / (2 * window.count)))
+    error = math.sqrt((1 + cv**2) / (2 * window.count))
+    return _Reading(window.start_s, math.log(cv), error)

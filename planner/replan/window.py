@@ -105,11 +105,10 @@ def rate_windows(rates: Sequence[float], window_s: float) -> tuple[Window, ...]:
     )
 
 
-def recent_rows(requests: Requests, seconds: float, until_s: float) -> Requests:
-    """The requests of the last so many seconds before `until_s`, times from their start on."""
-    cuts = np.searchsorted(requests.arrival_s, [until_s - seconds, until_s])
-    rows = _rows(requests, int(cuts[0]), int(cuts[1]))
-    return Requests(rows.arrival_s - (until_s - seconds), rows.input_tokens, rows.output_tokens)
+def rows_between(requests: Requests, since_s: float, until_s: float) -> Requests:
+    """The requests that arrived from the one time to before the other, on the log's clock."""
+    first, last = np.searchsorted(requests.arrival_s, [since_s, until_s])
+    return _rows(requests, int(first), int(last))
 
 
 def pattern_of(windows: Sequence[Window], rate: float) -> Pattern:
