@@ -28,6 +28,7 @@ USAGE = """usage: distserve COMMAND [options]
   console   look at a running daemon, or drain it (distserve console --help)
   models    fetch the embedded default model (distserve models --help)
   profile   measure step times and L_m of a worker into a table (distserve profile --help)
+  plan      find the best placement for a load and its SLO (distserve plan --help)
   simulate  predict TTFT, TPOT, attainment and goodput of a deployment (distserve simulate --help)
   bench     replay a workload against a running service (distserve bench --help)
 """
@@ -85,6 +86,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "console": console.main,
     "models": models.main,
     "profile": profile_command,
+    "plan": planner_command("plan"),
     "simulate": planner_command("simulate"),
     "bench": planner_command("bench"),
 }
@@ -117,9 +119,18 @@ def _serve_parser() -> argparse.ArgumentParser:
     option("served-model-name", "the model's id in the API (default: the directory's name)")
     option("host", "address to listen on")
     option("port", "port to listen on", type=int)
-    option("prefill", "instances that only prefill", type=int, metavar="N")
-    option("decode", "instances that only decode", type=int, metavar="N")
-    option("mixed", "instances that do both", type=int, metavar="N")
+    for role, what in (
+        ("prefill", "only prefill"),
+        ("decode", "only decode"),
+        ("mixed", "do both"),
+    ):
+        option(role, f"instances that {what}", type=int, metavar="N")
+        option(f"{role}-tp", "tensor-parallel workers of each stage of them", type=int, metavar="N")
+        option(f"{role}-pp", "pipeline stages of each of them", type=int, metavar="N")
+    option("placement", "instances and devices from a file by `distserve plan`, in place of counts "
+           "and shapes", metavar="FILE")  # fmt: skip
+    option("node", "this node's name in the placement (default: the only one there, else the "
+           "host's)", metavar="NAME")  # fmt: skip
     option("chunk-tokens", "mixed instances: token budget of a step, prompts in chunks; "
            "without it, waiting prompts run whole and first", type=int, metavar="N")  # fmt: skip
     option("dtype", "weights, activations and KV cache", choices=list(DType))
@@ -130,7 +141,7 @@ def _serve_parser() -> argparse.ArgumentParser:
     option("decode-kv-cache-gib", "the same, for decode instances alone", type=float)
     option("block-size", "tokens in a KV block", type=int)
     option("prefill-tokens", "L_m: prompts are packed up to this many tokens; "
-           "`distserve profile` measures it", type=int)  # fmt: skip
+           "`distserve profile` measures it; a placement file's own wins", type=int)  # fmt: skip
     option("max-batch", "choices that decode together at most", type=int)
     option("max-queued", "requests that may wait before 429 is answered", type=int)
     option("threads-per-worker", "compute threads (default: an equal share of the cores)", type=int)

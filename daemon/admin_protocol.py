@@ -39,13 +39,25 @@ class BlockCounts(msgspec.Struct, frozen=True):
     in_use: int = 0
 
 
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """One process of an instance."""
+
+    stage: int
+    tp_rank: int
+    device: int
+    pid: int
+
+
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance as its supervisor and its leader last reported it."""
+    """One instance as its supervisor and its leader last reported it; `pid` is the leader's."""
 
     name: str
     role: Role
     state: str
+    tp: int = 1
+    pp: int = 1
     pid: int | None = None
+    workers: tuple[WorkerStatus, ...] = ()
     epoch: int = 0
     restarts: int = 0
     last_exit: str | None = None

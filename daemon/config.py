@@ -12,16 +12,23 @@ import msgspec
 
 from daemon.errors import ConfigError
 from daemon.tokenizer_files import read_json
-from ipc.messages import LoadFormat, MixedPolicy
-from ipc.vocabulary import DType, InstanceSpec, Parallelism, Placement, Role, Segment
+from ipc.messages import LoadFormat
+from ipc.vocabulary import DType, Role
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Degree = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 Gibibytes = Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-LOCAL_NODE = "local"
+# What a placement file says instead.
+COUNTED = (
+    *("prefill", "prefill_tp", "prefill_pp"),
+    *("decode", "decode_tp", "decode_pp"),
+    *("mixed", "mixed_tp", "mixed_pp"),
+    "chunk_tokens",
+)
 
 
 class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,9 +38,17 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     served_model_name: str | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
+    placement: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    node: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     prefill: Count = 1
+    prefill_tp: Degree = 1
+    prefill_pp: Degree = 1
     decode: Count = 1
+    decode_tp: Degree = 1
+    decode_pp: Degree = 1
     mixed: Count = 0
+    mixed_tp: Degree = 1
+    mixed_pp: Degree = 1
     dtype: DType = DType.BF16
     load_format: LoadFormat = LoadFormat.SAFETENSORS
     max_context_tokens: Positive | None = None
@@ -59,32 +74,17 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def model_id(self) -> str:
         return self.served_model_name or self.model_dir.resolve().name
 
-    @property
-    def placement(self) -> Placement:
-        """One device per instance, counted through: prefill first, then decode, then mixed."""
-        roles = [Role.PREFILL] * self.prefill + [Role.DECODE] * self.decode
-        roles += [Role.MIXED] * self.mixed
-        instances = []
-        for device, role in enumerate(roles):
-            name = f"{role.value}-{roles[:device].count(role)}"
-            segment = Segment(node=LOCAL_NODE, devices=(device,))
-            instances.append(InstanceSpec(name, role, Parallelism(), (segment,)))
-        return Placement(version=1, instances=tuple(instances))
-
     def kv_bytes(self, role: Role) -> int:
         """The pool of each worker of such an instance."""
         by_role = {Role.PREFILL: self.prefill_kv_cache_gib, Role.DECODE: self.decode_kv_cache_gib}
         return int((by_role.get(role) or self.kv_cache_gib) * 2**30)
-
-    @property
-    def mixed_policy(self) -> MixedPolicy:
-        return MixedPolicy(chunk_tokens=self.chunk_tokens)
 
 
 def read_config(config_file: Path | None, flags: dict[str, Any]) -> DaemonConfig:
     """Raises ConfigError: the file or a value cannot be used."""
     values = _read_toml(config_file) if config_file else {}
     values |= {key: value for key, value in flags.items() if value is not None}
+    _check_source(values)
     try:
         config = msgspec.convert(values, DaemonConfig)
     except msgspec.ValidationError as error:
@@ -123,9 +123,18 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from error
 
 
+def _check_source(values: dict[str, Any]) -> None:
+    """Instances are counted out here or come from a placement, never both."""
+    counted = [key for key in COUNTED if key in values]
+    if "placement" in values and counted:
+        raise ConfigError(
+            f"placement and {counted[0]} exclude each other: a placement says which instances "
+            "there are and in which shapes"
+        )
+
+
 def _check(config: DaemonConfig) -> None:
-    roles = [instance.role for instance in config.placement.instances]
-    if not any(role.prefills for role in roles):
+    if not config.prefill + config.mixed:
         raise ConfigError("nobody prefills: set prefill or mixed to 1 or more")
-    if not any(role.decodes for role in roles):
+    if not config.decode + config.mixed:
         raise ConfigError("nobody decodes: set decode or mixed to 1 or more")

@@ -1,5 +1,7 @@
 """A node's status as tables for people."""
 
+from collections.abc import Sequence
+
 from rich.table import Table
 from rich.text import Text
 
@@ -13,9 +15,13 @@ _COLOURS = {
 }
 
 
-def tables_of(status: Status) -> tuple[Table, Table, Table]:
-    """The node, its instances as processes, and what they have to do. Each fits 80 columns."""
-    return _node_table(status), _process_table(status.instances), _load_table(status.instances)
+def tables_of(status: Status) -> list[Table]:
+    """The node, its instances as processes, and what they have to do; the workers of instances
+    that have several. Each fits 80 columns."""
+    instances = status.instances
+    tables = [_node_table(status), _process_table(instances), _load_table(instances)]
+    parallel = [instance for instance in instances if len(instance.workers) > 1]
+    return [*tables, _worker_table(parallel)] if parallel else tables
 
 
 def _node_table(status: Status) -> Table:
@@ -30,6 +36,7 @@ def _node_table(status: Status) -> Table:
 
 
 def _process_table(instances: tuple[InstanceStatus, ...]) -> Table:
+    """Processes are the leaders'."""
     table = _table("instance", "role", "state", "pid", "restarts", "last exit", "kernels")
     for instance in instances:
         _add_row(
@@ -42,6 +49,23 @@ def _process_table(instances: tuple[InstanceStatus, ...]) -> Table:
             instance.last_exit or "-",
             instance.kernels or "-",
         )
+    return table
+
+
+def _worker_table(instances: Sequence[InstanceStatus]) -> Table:
+    table = _table("instance", "tp", "pp", "stage", "tp rank", "device", "pid")
+    for instance in instances:
+        for worker in instance.workers:
+            _add_row(
+                table,
+                instance.name,
+                instance.tp,
+                instance.pp,
+                worker.stage,
+                worker.tp_rank,
+                worker.device,
+                worker.pid,
+            )
     return table
 
 

@@ -13,20 +13,36 @@ logger = logging.getLogger(__name__)
 
 StartEvent = Hello | Loading | Broken | Ready
 
+# Block ids are an instance's: every rank's pool must have the same blocks.
+_SHARED_FIELDS = ("num_blocks", "block_size", "head_dim", "dtype")
+
 
 class Incarnation:
-    """Knows its processes and how far each has come; tells when all are ready and why it ended."""
+    """Knows its processes and how far each has come; tells when all are ready and why it ended.
+
+    `is_up` is the supervisor's: it has been announced, to its peers and to the controller.
+    """
 
     def __init__(self, spec: InstanceSpec, epoch: int, link: DaemonSocket) -> None:
         self.spec = spec
         self.epoch = epoch
         self.workers: dict[WorkerName, WorkerProcess] = {}
         self.ready: dict[WorkerName, Ready] = {}
-        self.progress = "starting"
         self.is_hopeless = False
+        self.is_up = False
         self._link = link
+        self._progress: dict[WorkerName, tuple[float, str]] = {}
         self._all_ready = asyncio.Event()
         self._doom: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def names(self) -> list[WorkerName]:
+        """All that belong to it, the leader first, whether or not they have been started."""
+        return [
+            WorkerName(self.spec.name, stage, tp_rank)
+            for stage, segment in enumerate(self.spec.segments)
+            for tp_rank in range(len(segment.devices))
+        ]
 
     @property
     def leader(self) -> WorkerName:
@@ -36,6 +52,11 @@ class Incarnation:
     def is_ready(self) -> bool:
         return self._all_ready.is_set()
 
+    @property
+    def progress(self) -> str:
+        """Of the worker that is furthest behind."""
+        return min(self._progress.get(name, (-1.0, "starting")) for name in self.names)[1]
+
     def join(self, name: WorkerName, process: WorkerProcess) -> None:
         self.workers[name] = process
 
@@ -44,15 +65,19 @@ class Incarnation:
         if not self._doom.done():
             self._doom.set_result(reason)
 
+    def give_up(self, reason: str) -> None:
+        """The same, and another try would end the same way."""
+        self.is_hopeless = True
+        self.doom(reason)
+
     def on_event(self, worker: WorkerName, event: StartEvent) -> None:
         match event:
             case Hello():
-                self.progress = "loading"
+                self._progress[worker] = (0.0, "loading")
             case Loading(stage, fraction):
-                self.progress = f"{stage} {fraction:.0%}"
+                self._progress[worker] = (fraction, f"{stage} {fraction:.0%}")
             case Broken(reason):
-                self.is_hopeless = True
-                self.doom(reason)
+                self.give_up(reason)
             case Ready():
                 self._became_ready(worker, event)
 
@@ -69,7 +94,9 @@ class Incarnation:
                 end.cancel()
         if self._doom.done():
             return self._doom.result()
-        return await next(w for w in self.workers.values() if w.has_ended).ended()
+        name = next(name for name, worker in self.workers.items() if worker.has_ended)
+        how = await self.workers[name].ended()
+        return how if len(self.names) == 1 else f"{name} {how}"
 
     def tell_to_exit(self) -> None:
         for name in self.workers:
@@ -80,9 +107,10 @@ class Incarnation:
 
     async def bury(self) -> None:
         """Kill and reap every process and give back what we hold of them."""
-        for name, process in self.workers.items():
-            process.kill()
+        for name in self.names:
             self._link.close_epoch(name, self.epoch)
+        for process in self.workers.values():
+            process.kill()
         for process in self.workers.values():
             await process.ended()
             process.close()
@@ -94,6 +122,20 @@ class Incarnation:
             self.doom(f"{worker} left before its pool was taken: {error}")
             return
         self.ready[worker] = event
-        if len(self.ready) == len(self.workers):
-            self.progress = "ready"
-            self._all_ready.set()
+        self._progress[worker] = (2.0, "ready")
+        if len(self.ready) < len(self.names):
+            return
+        if (reason := self._disagreement()) is not None:
+            self.give_up(reason)
+            return
+        self._all_ready.set()
+
+    def _disagreement(self) -> str | None:
+        """How the ranks' pools differ in what must be the same."""
+        first = self.ready[self.leader].layout
+        for name, event in self.ready.items():
+            for field in _SHARED_FIELDS:
+                ours, theirs = getattr(first, field), getattr(event.layout, field)
+                if ours != theirs:
+                    return f"{field} differs: {ours} on {self.leader}, {theirs} on {name}"
+        return None

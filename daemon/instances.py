@@ -5,11 +5,17 @@ from collections.abc import Callable, Iterator
 from daemon.dispatch import DecodeLoad, PrefillLoad, pick_decode, pick_prefill
 from ipc.kv_layout import RankLayout
 from ipc.messages import Command, Stats
-from ipc.vocabulary import Role
+from ipc.vocabulary import InstanceSpec, Parallelism, Role
 
 
 class Instance:
-    """One incarnation of an instance that can serve."""
+    """One incarnation of an instance that can serve.
+
+    Args:
+        layout: of its leader; blocks are the same on all ranks.
+        send: to its leader; raises PeerGone.
+        spec: where its stages are; None: one worker, on the same node as everybody.
+    """
 
     def __init__(
         self,
@@ -18,18 +24,25 @@ class Instance:
         role: Role,
         layout: RankLayout,
         send: Callable[[Command], None],
+        *,
+        spec: InstanceSpec | None = None,
     ) -> None:
         self.name = name
         self.epoch = epoch
         self.role = role
         self.layout = layout
-        self.send = send  # to its leader; raises PeerGone
+        self.send = send
+        self.spec = spec or InstanceSpec(name, role, Parallelism(), ())
         self.queued: dict[int, int] = {}  # tokens to prefill, by request id
         self.sequences: dict[int, int] = {}  # blocks in decode, by sequence id
         self.stats = Stats()
 
     def can_hold(self, num_tokens: int) -> bool:
         return num_tokens <= self.layout.num_blocks * self.layout.block_size
+
+    def reaches(self, decode: "Instance") -> bool:
+        """Whether blocks that are filled here can be pulled there."""
+        return self.spec.first_gap(decode.spec) is None
 
     @property
     def prefill_load(self) -> PrefillLoad:
@@ -49,17 +62,20 @@ class InstanceTable:
 
     def __init__(self) -> None:
         self._up: dict[str, Instance] = {}
+        self._reachable: dict[str, list[Instance]] = {}  # who decodes, by who prefills
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(self._up.values())
 
     def add(self, instance: Instance) -> None:
         self._up[instance.name] = instance
+        self._survey()
 
     def remove(self, name: str, epoch: int) -> Instance | None:
         instance = self.get(name, epoch)
         if instance is not None:
             del self._up[name]
+            self._survey()
         return instance
 
     def get(self, name: str, epoch: int | None = None) -> Instance | None:
@@ -69,19 +85,32 @@ class InstanceTable:
 
     @property
     def can_serve(self) -> bool:
-        """Somebody prefills and somebody decodes."""
-        return any(i.role.prefills for i in self) and any(i.role.decodes for i in self)
+        """Somebody prefills, and somebody decodes what was prefilled there."""
+        return any(self._reachable.values())
 
     def best_prefill(self, num_tokens: int) -> Instance | None:
-        """Who prefills a sequence that may become so long; None when nobody up can hold it."""
-        candidates = [i for i in self if i.role.prefills and i.can_hold(num_tokens)]
+        """Who prefills a sequence that may become so long; None when nobody up can hold it.
+
+        While nobody decodes for some, the others are asked first.
+        """
+        able = [i for i in self if i.role.prefills and i.can_hold(num_tokens)]
+        candidates = [i for i in able if self._reachable[i.name]] or able
         if not candidates:
             return None
         return candidates[pick_prefill([c.prefill_load for c in candidates])]
 
-    def best_decode(self, num_tokens: int) -> Instance | None:
-        """Who decodes a sequence that may become so long; None when nobody up can hold it."""
-        candidates = [i for i in self if i.role.decodes and i.can_hold(num_tokens)]
+    def best_decode(self, num_tokens: int, source: Instance) -> Instance | None:
+        """Who decodes a sequence that may become so long and was prefilled at `source`; None when
+        nobody up can reach and hold it."""
+        candidates = [i for i in self._reachable[source.name] if i.can_hold(num_tokens)]
         if not candidates:
             return None
         return candidates[pick_decode([c.decode_load for c in candidates])]
+
+    def _survey(self) -> None:
+        """Who can hand over to whom: looked up with every request, changed by lives and deaths."""
+        self._reachable = {
+            source.name: [i for i in self if i.role.decodes and source.reaches(i)]
+            for source in self
+            if source.role.prefills
+        }

@@ -17,6 +17,7 @@ from prometheus_client import (
 from daemon.errors import ServeError
 from daemon.request import Phase, Request
 from ipc.messages import Stats
+from ipc.vocabulary import InstanceSpec
 
 _LATENCY_BUCKETS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
@@ -110,7 +111,7 @@ class Metrics:
         self._up = Gauge(
             "distserve_instance_up",
             "1 while the instance can serve",
-            ["instance", "role", "kernels"],
+            ["instance", "role", "kernels", "tp", "pp"],
             registry=self.registry,
         )
         self._restarts = Counter(
@@ -154,14 +155,14 @@ class Metrics:
         for count in _WORKER_COUNTERS:
             self._worker.labels(instance, count).set(getattr(stats, count))
 
-    def instance_up(self, instance: str, role: str, kernels: str) -> None:
-        self._up.labels(instance, role, kernels).set(1)
+    def instance_up(self, spec: InstanceSpec, kernels: str) -> None:
+        self._up.labels(*_labels(spec, kernels)).set(1)
 
-    def instance_down(self, instance: str, role: str, kernels: str) -> None:
+    def instance_down(self, spec: InstanceSpec, kernels: str) -> None:
         """What a dead incarnation held and did is no more."""
-        self._up.labels(instance, role, kernels).set(0)
+        self._up.labels(*_labels(spec, kernels)).set(0)
         for state in _BLOCK_STATES:
-            self._blocks.labels(instance, state).set(0)
+            self._blocks.labels(spec.name, state).set(0)
 
     def restarted(self, instance: str) -> None:
         self._restarts.labels(instance).inc()
@@ -188,3 +189,8 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry)
         return family.labels(self._model)
+
+
+def _labels(spec: InstanceSpec, kernels: str) -> tuple[str, str, str, int, int]:
+    """Few and fixed: an instance keeps its shape, and a machine has few kinds of kernels."""
+    return spec.name, spec.role, kernels, spec.parallelism.tp, spec.parallelism.pp

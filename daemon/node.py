@@ -5,9 +5,10 @@ import os
 import time
 
 from daemon.admin_console import RefusedByState
-from daemon.admin_protocol import BlockCounts, InstanceStatus, NodeState, Status
+from daemon.admin_protocol import BlockCounts, InstanceStatus, NodeState, Status, WorkerStatus
 from daemon.controller import Controller
 from daemon.errors import Draining, NotReady
+from daemon.incarnation import Incarnation
 from daemon.supervisor import Supervisor, Ward
 from ipc.messages import Stats
 
@@ -82,7 +83,10 @@ class Node:
             name=ward.spec.name,
             role=ward.spec.role,
             state=ward.state,
+            tp=ward.spec.parallelism.tp,
+            pp=ward.spec.parallelism.pp,
             pid=life.workers[life.leader].pid if life and life.workers else None,
+            workers=_workers(life) if life else (),
             epoch=life.epoch if life else 0,
             restarts=ward.restarts,
             last_exit=ward.last_exit,
@@ -102,3 +106,10 @@ class Node:
             pulls=stats.num_pulls,
             kernels=life.ready[life.leader].kernels if life and life.is_ready else "",
         )
+
+
+def _workers(life: Incarnation) -> tuple[WorkerStatus, ...]:
+    return tuple(
+        WorkerStatus(name.stage, name.tp_rank, process.config.device, process.pid)
+        for name, process in life.workers.items()
+    )

@@ -24,13 +24,18 @@ from daemon.chat_template import ChatTemplate
 from daemon.config import DaemonConfig, model_context
 from daemon.controller import Controller
 from daemon.errors import AlreadyRunning, ConfigError, Draining, ExitError
+from daemon.feasibility import check_placement
 from daemon.frontend.app import Limits, build_app
 from daemon.frontend.served_model import ServedModel
+from daemon.meeting_points import MeetingPoints
 from daemon.metrics import Metrics
+from daemon.model_sizes import read_outline
 from daemon.node import Node
+from daemon.placement import placement_of
 from daemon.sd_notify import Notifier
 from daemon.supervisor import Supervisor
 from daemon.text import Tokenizer
+from daemon.worker_configs import WorkerConfigs
 from ipc.run_dir import RunDir, RunDirBusy, RunDirUnusable, default_run_dir, owned
 from ipc.sockets import DaemonSocket
 
@@ -62,6 +67,9 @@ class Daemon:
         self._run_dir = run_dir
         self._notifier = notifier
         self._model = load_model(config)
+        self._placement = placement_of(config)
+        check_placement(config, self._placement, read_outline(config))
+        self._meeting_points = MeetingPoints(run_dir.path)
         self._is_announced = False
 
     async def run(self, listener: socket.socket) -> None:
@@ -70,6 +78,8 @@ class Daemon:
         self._notifier.extend(self._config.start_timeout_s)
         stop = asyncio.Event()
         with _signals(stop), ExitStack() as sockets:
+            self._meeting_points.sweep()
+            sockets.callback(self._meeting_points.sweep)
             sockets.callback(self._context.term)
             sockets.callback(self._link.close)
             sockets.callback(self._console.close)
@@ -103,12 +113,11 @@ class Daemon:
             max_queued=config.max_queued,
         )
         self._supervisor = Supervisor(
-            config,
+            self._worker_configs(),
             self._link,
             self._controller,
             self._metrics,
-            max_context_tokens=self._model.max_context,
-            num_token_ids=self._model.tokenizer.num_token_ids,
+            start_timeout_s=config.start_timeout_s,
         )
         version = importlib.metadata.version("distserved")
         self._node = Node(config.model_id, version, self._controller, self._supervisor)
@@ -116,6 +125,16 @@ class Daemon:
         self._console = AdminConsole(self._context, self._run_dir.admin_socket, self._node)
         self._server = http_server.HttpServer(
             build_app(self._controller, self._model, self._node, self._render_metrics, Limits())
+        )
+
+    def _worker_configs(self) -> WorkerConfigs:
+        return WorkerConfigs(
+            self._config,
+            self._placement,
+            endpoint=self._link.endpoint,
+            meeting_points=self._meeting_points,
+            max_context_tokens=self._model.max_context,
+            num_token_ids=self._model.tokenizer.num_token_ids,
         )
 
     def _render_metrics(self) -> tuple[str, bytes]:

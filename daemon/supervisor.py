@@ -2,24 +2,24 @@
 
 One task per instance. An instance lives and dies as a unit: when one of its processes ends, the
 others are killed and reaped, and only then is it announced down and started again, as a new
-epoch. Peers learn of each other's pools when they come up and forget them when they go down.
+epoch. Who may pull learns of the pools when they come up and forgets them when they go down.
 """
 
 import asyncio
 import logging
-import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 
-from daemon.config import DaemonConfig
 from daemon.controller import Controller
 from daemon.errors import ConfigError, StartFailed
 from daemon.incarnation import Incarnation, StartEvent
 from daemon.instances import Instance
+from daemon.introductions import introduce, may_pull, mismatch
 from daemon.metrics import Metrics
+from daemon.worker_configs import WorkerConfigs
 from daemon.worker_process import WorkerProcess
-from ipc.messages import Command, PeerDown, PeerUp, PoolDescriptor, WorkerConfig
+from ipc.messages import Command, PeerDown, WorkerConfig
 from ipc.sockets import DaemonSocket, PeerGone
 from ipc.vocabulary import InstanceSpec, WorkerName
 
@@ -49,7 +49,7 @@ class Ward:
 
     @property
     def is_ready(self) -> bool:
-        return self.life is not None and self.life.is_ready
+        return self.life is not None and self.life.is_up
 
 
 class Supervisor:
@@ -61,25 +61,23 @@ class Supervisor:
 
     def __init__(
         self,
-        config: DaemonConfig,
+        configs: WorkerConfigs,
         link: DaemonSocket,
         controller: Controller,
         metrics: Metrics,
         *,
-        max_context_tokens: int,
-        num_token_ids: int,
+        start_timeout_s: float,
         start_worker: Callable[[WorkerConfig], Awaitable[WorkerProcess]] = WorkerProcess.start,
     ) -> None:
-        self._config = config
+        self._configs = configs
         self._link = link
         self._controller = controller
         self._metrics = metrics
-        self._max_context = max_context_tokens
-        self._num_token_ids = num_token_ids
+        self._start_timeout_s = start_timeout_s
         self._start_worker = start_worker
         self._stopping = asyncio.Event()
         self._has_served = False
-        self.wards = {spec.name: Ward(spec) for spec in config.placement.instances}
+        self.wards = {spec.name: Ward(spec) for spec in configs.placement.instances}
         self.on_change: Callable[[], None] = lambda: None
 
     async def keep(self, ward: Ward) -> None:
@@ -141,8 +139,9 @@ class Supervisor:
             reason = await self._until_over(ward, life)
         finally:
             await life.bury()
+            self._configs.forget(life.epoch)
             ward.life = None
-        if life.is_ready:
+        if life.is_up:
             self._announce_down(life, reason)
         if life.is_hopeless and not self._has_served:
             raise ConfigError(f"{ward.spec.name} cannot start: {reason}")
@@ -154,14 +153,14 @@ class Supervisor:
         try:
             await asyncio.wait(
                 {ready, over},
-                timeout=self._config.start_timeout_s,
+                timeout=self._start_timeout_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            if life.is_ready:
+            if life.is_ready and self._suits(life):
                 ward.was_ever_ready = True
                 self._announce_up(life)
-            elif not over.done():
-                return f"not ready after {self._config.start_timeout_s:.0f} s"
+            elif not life.is_ready and not over.done():
+                return f"not ready after {self._start_timeout_s:.0f} s"
             return await over
         finally:
             over.cancel()
@@ -186,54 +185,26 @@ class Supervisor:
             return
 
     async def _spawn(self, life: Incarnation) -> None:
-        for stage, segment in enumerate(life.spec.segments):
-            for tp_rank, device in enumerate(segment.devices):
-                name = WorkerName(life.spec.name, stage, tp_rank)
-                self._link.open_epoch(name, life.epoch)
-                config = self._worker_config(life, name, device)
-                life.join(name, await self._start_worker(config))
-                logger.info("%s started, process %d", name, life.workers[name].pid)
+        for name in life.names:
+            self._link.open_epoch(name, life.epoch)
+            config = self._configs.of(life.spec, life.epoch, name)
+            life.join(name, await self._start_worker(config))
+            logger.info("%s started, process %d", name, life.workers[name].pid)
 
-    def _worker_config(self, life: Incarnation, name: WorkerName, device: int) -> WorkerConfig:
-        config = self._config
-        cores, num_threads = self._cpu_share(device)
-        return WorkerConfig(
-            name=name,
-            epoch=life.epoch,
-            role=life.spec.role,
-            parallelism=life.spec.parallelism,
-            endpoint=self._link.endpoint,
-            model_dir=str(config.model_dir.resolve()),
-            dtype=config.dtype,
-            load_format=config.load_format,
-            device=device,
-            cpu_cores=cores,
-            num_threads=num_threads,
-            kv_bytes=config.kv_bytes(life.spec.role),
-            block_size=config.block_size,
-            max_context_tokens=self._max_context,
-            prefill_tokens=config.prefill_tokens,
-            max_batch=config.max_batch,
-            mixed=config.mixed_policy,
-            num_token_ids=self._num_token_ids,
-        )
-
-    def _cpu_share(self, device: int) -> tuple[tuple[int, ...], int]:
-        """(cores to be pinned to, threads) of one worker, see `cpu_share`."""
-        num_workers = sum(s.parallelism.num_workers for s in self._config.placement.instances)
-        return cpu_share(
-            sorted(os.sched_getaffinity(0)),
-            device,
-            num_workers=num_workers,
-            num_threads=self._config.threads_per_worker,
-        )
+    def _suits(self, life: Incarnation) -> bool:
+        """Whether blocks can be copied between its pools and its peers'; it is doomed if not."""
+        for peer in self._lives_up():
+            if (reason := mismatch(life, peer)) is not None:
+                life.give_up(reason)
+                return False
+        return True
 
     def _announce_up(self, life: Incarnation) -> None:
         """Introduce its pools to its peers and theirs to it, then let it be given work."""
-        for peer in self._ready_lives():
-            if peer is not life:
-                self._introduce(life, peer)
-                self._introduce(peer, life)
+        for peer in self._lives_up():
+            introduce(life, peer, self._tell)
+            introduce(peer, life, self._tell)
+        life.is_up = True
         ready = life.ready[life.leader]
         logger.info(
             "%s is ready: loaded in %.1f s, %d blocks of %d tokens, %s kernels",
@@ -243,36 +214,25 @@ class Supervisor:
             ready.layout.block_size,
             ready.kernels,
         )
-        self._metrics.instance_up(life.spec.name, life.spec.role, ready.kernels)
+        self._metrics.instance_up(life.spec, ready.kernels)
 
         def send(command: Command) -> None:
             self._link.send(life.leader, life.epoch, command)
 
         self._controller.instance_up(
-            Instance(life.spec.name, life.epoch, life.spec.role, ready.layout, send)
+            Instance(life.spec.name, life.epoch, life.spec.role, ready.layout, send, spec=life.spec)
         )
         self._has_served = self._has_served or self._controller.instances.can_serve
         self.on_change()
 
     def _announce_down(self, life: Incarnation, reason: str) -> None:
-        kernels = life.ready[life.leader].kernels
-        self._metrics.instance_down(life.spec.name, life.spec.role, kernels)
+        self._metrics.instance_down(life.spec, life.ready[life.leader].kernels)
         if not self._stopping.is_set():  # else the peers are leaving too
-            for peer in self._ready_lives():
-                for name in peer.workers:
-                    self._tell(peer, name, PeerDown(life.spec.name, life.epoch))
+            for peer in self._lives_up():
+                if may_pull(life.spec, peer.spec):  # its other ranks hear it from their leader
+                    self._tell(peer, peer.leader, PeerDown(life.spec.name, life.epoch))
         self._controller.instance_down(life.spec.name, life.epoch, reason)
         self.on_change()
-
-    def _introduce(self, newcomer: Incarnation, to: Incarnation) -> None:
-        """Every rank of `to` gets a descriptor of each pool of `newcomer`, then hears of it."""
-        for source, process in newcomer.workers.items():
-            assert process.pool_descriptor is not None
-            about = PoolDescriptor(source, newcomer.epoch)
-            peer_up = PeerUp(source, newcomer.epoch, newcomer.ready[source].layout)
-            for name, target in to.workers.items():
-                target.give_pool(about, process.pool_descriptor)
-                self._tell(to, name, peer_up)
 
     def _tell(self, life: Incarnation, name: WorkerName, command: Command) -> None:
         try:
@@ -280,25 +240,10 @@ class Supervisor:
         except PeerGone as error:
             logger.info("%s did not hear %s: %s", name, type(command).__name__, error)
 
-    def _ready_lives(self) -> Iterator[Incarnation]:
+    def _lives_up(self) -> Iterator[Incarnation]:
         lives = (ward.life for ward in self.wards.values())
-        return (life for life in lives if life is not None and life.is_ready)
+        return (life for life in lives if life is not None and life.is_up)
 
     def _life_of(self, instance: str, epoch: int) -> Incarnation | None:
         life = self.wards[instance].life
         return life if life is not None and life.epoch == epoch else None
-
-
-def cpu_share(
-    cores: Sequence[int], device: int, *, num_workers: int, num_threads: int | None
-) -> tuple[tuple[int, ...], int]:
-    """(cores to be pinned to, threads): equal shares, with one core left to the daemon if any is.
-
-    Threads that share a core spin against each other, so where cores lack nobody is pinned and
-    everybody has one thread.
-    """
-    spare = 1 if len(cores) > num_workers else 0
-    threads = num_threads or max(1, (len(cores) - spare) // num_workers)
-    if threads * num_workers > len(cores):
-        return (), threads
-    return tuple(cores[device * threads : (device + 1) * threads]), threads

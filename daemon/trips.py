@@ -184,9 +184,12 @@ class Trips:
         return True
 
     def _to_decode(self, trip: Trip) -> bool:
-        if (instance := self._instances.best_decode(trip.request.max_tokens)) is None:
-            return False
         request, held = trip.request, self._held[trip.request_id]
+        source = self._instances.get(held.handle.owner, held.handle.epoch)
+        if source is None:  # its end is about to be announced, and ends this trip
+            return False
+        if (instance := self._instances.best_decode(request.max_tokens, source)) is None:
+            return False
         command = Decode(
             request_id=trip.request_id,
             arrival=request.arrival,

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
+from daemon.config import DaemonConfig
 from daemon.text import Tokenizer
-from ipc.sockets import DaemonSocket
 from tests.daemon.small_tokenizers import byte_level_json
-from tests.daemon.stage import MakeStage, Stage
+from tests.daemon.stage import MakeStage, OverheardLink, Stage
 
 
 @pytest.fixture
@@ -19,9 +19,10 @@ def make_stage(tmp_path: Path) -> Iterator[MakeStage]:
     context = zmq.asyncio.Context()
     links = []
 
-    async def make() -> Stage:
-        links.append(DaemonSocket(context, f"ipc://{tmp_path}/link"))
-        return Stage(links[-1], Tokenizer.from_directory(tmp_path))
+    async def make(**counts: int) -> Stage:
+        links.append(OverheardLink(context, f"ipc://{tmp_path}/link"))
+        config = DaemonConfig(**{"prefill": 0, "decode": 0, **(counts or {"mixed": 1})})
+        return Stage(links[-1], Tokenizer.from_directory(tmp_path), config)
 
     yield make
     for link in links:

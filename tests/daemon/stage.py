@@ -1,34 +1,59 @@
-"""A real supervisor and controller of one mixed instance, whose processes are played."""
+"""A real supervisor and controller of the instances that a test counts; processes are played."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
 
 from daemon.admission import Capacity
 from daemon.config import DaemonConfig
 from daemon.controller import Controller
+from daemon.meeting_points import MeetingPoints
 from daemon.metrics import Metrics
+from daemon.placement import counted_out
 from daemon.supervisor import Supervisor, Ward
 from daemon.text import Tokenizer
+from daemon.worker_configs import WorkerConfigs
 from daemon.worker_process import WorkerProcess
-from ipc.kv_layout import RankLayout, Span
-from ipc.messages import Broken, Hello, Ready, WorkerConfig
+from ipc.kv_layout import RankLayout
+from ipc.messages import Broken, Command, Hello, Loading, PoolDescriptor, Ready, WorkerConfig
+from ipc.sharding import ModelSizes, shard
 from ipc.sockets import DaemonSocket
-from ipc.vocabulary import DType
+from ipc.vocabulary import DType, WorkerName
 
-LAYOUT = RankLayout(Span(0, 1), Span(0, 1), 8, 4, 1, DType.FP32)
+MODEL = ModelSizes(
+    name="played",
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=4,
+    hidden_size=4,
+    intermediate_size=8,
+    vocab_size=2,
+)
+
+
+def layout_of(config: WorkerConfig, **changes: object) -> RankLayout:
+    """The pool of one worker of the played model."""
+    own = shard(MODEL, config.parallelism, config.name.stage, config.name.tp_rank)
+    layout = RankLayout(own.layers, own.kv_heads, 8, 4, 1, DType.FP32)
+    return msgspec.structs.replace(layout, **changes)
 
 
 class PlayedProcess(WorkerProcess):
     """A worker process without a process."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, pid: int) -> None:
         self.config = config
-        self.pool_descriptor = None
+        self.pool_descriptor: int | None = None
+        self.given: list[PoolDescriptor] = []
+        self._pid = pid
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
     def pid(self) -> int:
-        return 4711
+        return self._pid
 
     @property
     def has_ended(self) -> bool:
@@ -38,7 +63,10 @@ class PlayedProcess(WorkerProcess):
         return await asyncio.shield(self._end)
 
     def take_pool(self) -> None:
-        """Nobody reads it."""
+        self.pool_descriptor = self._pid  # nobody reads it
+
+    def give_pool(self, about: PoolDescriptor, descriptor: int) -> None:
+        self.given.append(about)
 
     def kill(self) -> None:
         self.end("killed by SIGKILL")
@@ -51,55 +79,91 @@ class PlayedProcess(WorkerProcess):
         """Nothing is held."""
 
 
-class Stage:
-    """A supervisor of one mixed instance, and the processes that it starts, in order."""
+class OverheardLink(DaemonSocket):
+    """A real socket that keeps what is sent on it: no played process is connected."""
 
-    def __init__(self, link: DaemonSocket, tokenizer: Tokenizer) -> None:
+    def __init__(self, *how: Any) -> None:
+        super().__init__(*how)
+        self.sent: list[tuple[WorkerName, Command]] = []
+
+    def send(self, worker: WorkerName, epoch: int, command: Command) -> None:
+        self.sent.append((worker, command))
+
+
+class Stage:
+    """A supervisor and the processes that it starts, in order."""
+
+    def __init__(self, link: OverheardLink, tokenizer: Tokenizer, config: DaemonConfig) -> None:
+        self.link = link
         self.metrics = Metrics("test")
         self.controller = Controller(tokenizer, self.metrics, Capacity(64), max_queued=8)
+        self.run_dir = Path(link.endpoint.removeprefix("ipc://")).parent
         self.started: asyncio.Queue[PlayedProcess] = asyncio.Queue()
         self.spawn_error: OSError | None = None  # of the next start alone
         self.may_start = asyncio.Event()
         self.may_start.set()
+        self._pids = count(4711)
         self.supervisor = Supervisor(
-            DaemonConfig(prefill=0, decode=0, mixed=1),
+            WorkerConfigs(
+                config,
+                counted_out(config),
+                endpoint=link.endpoint,
+                meeting_points=MeetingPoints(self.run_dir),
+                max_context_tokens=64,
+                num_token_ids=256,
+            ),
             link,
             self.controller,
             self.metrics,
-            max_context_tokens=64,
-            num_token_ids=256,
+            start_timeout_s=60.0,
             start_worker=self._start,
         )
 
     @property
     def ward(self) -> Ward:
-        return self.supervisor.wards["mixed-0"]
+        """The first instance's."""
+        return next(iter(self.supervisor.wards.values()))
 
-    def keep(self) -> asyncio.Task[None]:
-        return asyncio.ensure_future(self.supervisor.keep(self.ward))
+    def keep(self, ward: Ward | None = None) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self.supervisor.keep(ward or self.ward))
 
-    def say(self, process: PlayedProcess, event: Hello | Broken | Ready) -> None:
+    def keep_all(self) -> "asyncio.Future[list[None]]":
+        return asyncio.gather(*(self.keep(ward) for ward in self.supervisor.wards.values()))
+
+    def say(self, process: PlayedProcess, event: Hello | Loading | Broken | Ready) -> None:
         self.supervisor.on_event(process.config.name, process.config.epoch, event)
+
+    def say_ready(self, process: PlayedProcess, **changes: object) -> None:
+        self.say(process, Ready(layout_of(process.config, **changes), "played", 0.1))
 
     async def ready(self) -> PlayedProcess:
         """The next process, once it has said that it can serve."""
-        process = await self.started.get()
+        (process,) = await self.all_ready(1)
+        return process
+
+    async def all_ready(self, num_workers: int) -> list[PlayedProcess]:
+        """The next processes, once they have said that they can serve and the node can."""
+        processes = [await self.started.get() for _ in range(num_workers)]
         up = asyncio.Event()
         self.supervisor.on_change = lambda: (
-            up.set() if self.controller.instances.can_serve else None
+            up.set() if all(w.is_ready for w in self.supervisor.wards.values()) else None
         )
-        self.say(process, Ready(LAYOUT, "played", 0.1))
+        for process in processes:
+            self.say_ready(process)
         await up.wait()
-        return process
+        return processes
 
     async def _start(self, config: WorkerConfig) -> WorkerProcess:
         await self.may_start.wait()
         if (error := self.spawn_error) is not None:
             self.spawn_error = None
             raise error
-        process = PlayedProcess(config)
+        process = PlayedProcess(config, next(self._pids))
         self.started.put_nowait(process)
         return process
 
 
-MakeStage = Callable[[], Awaitable[Stage]]
+class MakeStage(Protocol):
+    """One mixed instance where nothing else is counted."""
+
+    async def __call__(self, **counts: int) -> Stage: ...

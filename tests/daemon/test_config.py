@@ -34,6 +34,7 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path)
         ("drain_s = inf", r"- at `\$\.drain_s`"),
         ("port = ", r"Invalid value"),
         ("decode = 0", r"nobody decodes"),
+        ("mixed_tp = 0", r">= 1 - at `\$\.mixed_tp`"),
         ('log_level = "loud"', r"Invalid enum value 'loud' - at `\$\.log_level`"),
     ],
 )
@@ -47,14 +48,11 @@ def test_a_file_that_is_not_there_is_named() -> None:
         read_config(Path("/nowhere.toml"), {})
 
 
-def test_instances_are_numbered_by_role_and_devices_counted_through() -> None:
-    placement = DaemonConfig(prefill=2, decode=1, mixed=1).placement
-    assert [(i.name, i.role, i.segments[0].devices) for i in placement.instances] == [
-        ("prefill-0", Role.PREFILL, (0,)),
-        ("prefill-1", Role.PREFILL, (1,)),
-        ("decode-0", Role.DECODE, (2,)),
-        ("mixed-0", Role.MIXED, (3,)),
-    ]
+@pytest.mark.parametrize("key", ["prefill", "decode_tp", "chunk_tokens"])
+def test_a_placement_and_counted_instances_exclude_each_other(tmp_path: Path, key: str) -> None:
+    """Also where one stands in the file and the other is a flag."""
+    with pytest.raises(ConfigError, match=f"placement and {key} exclude each other"):
+        read_config(written(tmp_path, f"{key} = 2"), {"placement": "two.json"})
 
 
 def test_a_role_may_have_a_pool_of_its_own_size() -> None:

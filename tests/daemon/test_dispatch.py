@@ -3,7 +3,7 @@
 import pytest
 
 from daemon.dispatch import DecodeLoad, PrefillLoad, pick_decode, pick_prefill
-from daemon.supervisor import cpu_share
+from daemon.worker_configs import cpu_share
 
 
 @pytest.mark.parametrize(

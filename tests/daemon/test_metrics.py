@@ -4,6 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.metrics import Metrics
 from ipc.messages import Stats
+from ipc.vocabulary import InstanceSpec, Parallelism, Role
 
 
 def samples(metrics: Metrics, name: str, phases: dict[str, int] | None = None) -> dict[str, float]:
@@ -26,9 +27,18 @@ def test_running_are_those_in_decode_and_waiting_all_before() -> None:
 
 def test_a_dead_instance_holds_no_blocks() -> None:
     metrics = Metrics("tiny")
-    metrics.instance_up("decode-0", "decode", "torch")
+    spec = InstanceSpec("decode-0", Role.DECODE, Parallelism(2, 3), ())
+    metrics.instance_up(spec, "torch")
     metrics.observed("decode-0", Stats(blocks_total=8, blocks_free=3, blocks_in_use=5))
     assert samples(metrics, "distserve_kv_blocks") == {"free": 3, "held": 0, "in_use": 5}
-    metrics.instance_down("decode-0", "decode", "torch")
+    metrics.instance_down(spec, "torch")
     assert samples(metrics, "distserve_kv_blocks") == {"free": 0, "held": 0, "in_use": 0}
     assert set(samples(metrics, "distserve_instance_up").values()) == {0}
+
+
+def test_an_instance_that_is_up_tells_its_shape() -> None:
+    metrics = Metrics("tiny")
+    metrics.instance_up(InstanceSpec("decode-0", Role.DECODE, Parallelism(2, 3), ()), "torch")
+    text = metrics.render({})[1].decode()
+    labels = 'instance="decode-0",kernels="torch",pp="3",role="decode",tp="2"'
+    assert f"distserve_instance_up{{{labels}}} 1.0" in text

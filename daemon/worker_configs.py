@@ -1,0 +1,89 @@
+"""What a worker is told at its start: its share of the cores, its pool, where its group meets."""
+
+import os
+from collections.abc import Sequence
+
+from daemon.config import DaemonConfig
+from daemon.meeting_points import MeetingPoints
+from daemon.placement import devices_in_use
+from ipc.messages import MixedPolicy, WorkerConfig
+from ipc.vocabulary import InstanceSpec, Placement, WorkerName
+
+
+class WorkerConfigs:
+    """Makes them, for one placement under one configuration."""
+
+    def __init__(
+        self,
+        config: DaemonConfig,
+        placement: Placement,
+        *,
+        endpoint: str,
+        meeting_points: MeetingPoints,
+        max_context_tokens: int,
+        num_token_ids: int,
+    ) -> None:
+        self.placement = placement
+        self._config = config
+        self._devices = devices_in_use(placement)
+        self._endpoint = endpoint
+        self._meeting_points = meeting_points
+        self._max_context = max_context_tokens
+        self._num_token_ids = num_token_ids
+
+    def of(self, spec: InstanceSpec, epoch: int, name: WorkerName) -> WorkerConfig:
+        """For one worker of one incarnation."""
+        config = self._config
+        device = spec.segments[name.stage].devices[name.tp_rank]
+        cores, num_threads = self._cpu_share(device)
+        is_group = spec.parallelism.num_workers > 1
+        return WorkerConfig(
+            name=name,
+            epoch=epoch,
+            role=spec.role,
+            parallelism=spec.parallelism,
+            endpoint=self._endpoint,
+            model_dir=str(config.model_dir.resolve()),
+            dtype=config.dtype,
+            load_format=config.load_format,
+            device=device,
+            cpu_cores=cores,
+            num_threads=num_threads,
+            kv_bytes=config.kv_bytes(spec.role),
+            block_size=config.block_size,
+            max_context_tokens=self._max_context,
+            prefill_tokens=spec.prefill_tokens or config.prefill_tokens,
+            max_batch=config.max_batch,
+            mixed=MixedPolicy(chunk_tokens=spec.chunk_tokens),
+            num_token_ids=self._num_token_ids,
+            group_endpoint=self._meeting_points.plans(epoch) if is_group else "",
+            rendezvous=self._meeting_points.collectives(epoch) if is_group else "",
+        )
+
+    def forget(self, epoch: int) -> None:
+        """All workers of that epoch are gone: so is where they met."""
+        self._meeting_points.remove(epoch)
+
+    def _cpu_share(self, device: int) -> tuple[tuple[int, ...], int]:
+        """(cores to be pinned to, threads) of one worker, see `cpu_share`."""
+        return cpu_share(
+            sorted(os.sched_getaffinity(0)),
+            self._devices.index(device),
+            num_workers=len(self._devices),
+            num_threads=self._config.threads_per_worker,
+        )
+
+
+def cpu_share(
+    cores: Sequence[int], index: int, *, num_workers: int, num_threads: int | None
+) -> tuple[tuple[int, ...], int]:
+    """(cores to be pinned to, threads): equal shares, with one core left to the daemon if any is.
+
+    Threads that share a core spin against each other, so where cores lack nobody is pinned and
+    everybody has one thread.
+    """
+    spare = 1 if len(cores) > num_workers else 0
+    threads = num_threads or max(1, (len(cores) - spare) // num_workers)
+    if threads * num_workers > len(cores):
+        return (), threads
+    return tuple(cores[index * threads : (index + 1) * threads]), threads
