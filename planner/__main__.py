@@ -1,12 +1,14 @@
-"""The planner's commands: `distserve simulate` and `distserve bench` run here."""
+"""The planner's commands: `distserve plan`, `simulate` and `bench` run here."""
 
 import sys
 from collections.abc import Callable
 
 from planner.bench import command as bench_command
+from planner.plan import command as plan_command
 from planner.simulate import command as simulate_command
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "plan": plan_command.main,
     "simulate": simulate_command.main,
     "bench": bench_command.main,
 }

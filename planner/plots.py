@@ -15,7 +15,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from planner.errors import PlannerError
 from planner.workload.requests import Floats, Ints
@@ -132,6 +132,8 @@ def latencies_against_rate(
         axes.set_ylabel(f"{quantity} (s)")
         axes.set_xlim(left=0)
         axes.set_yscale("log")
+        for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            formatter(LogFormatter(minor_thresholds=(2, 0.5)))  # 0.3, not 3 x 10^-1
         axes.legend(loc="upper left")
 
 

@@ -39,7 +39,10 @@ def recommendation(found: Found, file: PlacementFile) -> str:
         f"{told_rate(best.per_device, best.goodput.is_bounded)} per device, and is limited by "
         f"{best.goodput.limited_by}."
     )
-    parts = [head, *map(_sentence, found.reasons)]
+    reasons = found.reasons
+    if not found.baselines:
+        reasons = ("services with both phases on the same devices were not looked at (--quick)",)
+    parts = [head, *map(_sentence, reasons)]
     if found.cost is not None:
         parts.append(told_cost(found.cost))
     if not file.servable:
