@@ -29,7 +29,6 @@ USAGE = """usage: distserve COMMAND [options]
   models    fetch the embedded default model (distserve models --help)
   profile   measure step times and L_m of a worker into a table (distserve profile --help)
   plan      find the best placement for a load and its SLO (distserve plan --help)
-  plan      find the best placement for a load and its SLO (distserve plan --help)
   simulate  predict TTFT, TPOT, attainment and goodput of a deployment (distserve simulate --help)
   bench     replay a workload against a running service (distserve bench --help)
 """
@@ -87,7 +86,6 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "console": console.main,
     "models": models.main,
     "profile": profile_command,
-    "plan": planner_command("plan"),
     "plan": planner_command("plan"),
     "simulate": planner_command("simulate"),
     "bench": planner_command("bench"),
