@@ -104,9 +104,15 @@ def _today() -> str:
 def _progress() -> Iterator[Watch]:
     """A bar for each step of the search, on stderr: stdout is the report's."""
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    columns = (*bar, TimeElapsedColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, refresh_per_second=4, transient=True) as progress:
+    with Progress(
+        *bar,
+        TimeElapsedColumn(),
+        console=console,
+        refresh_per_second=4,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
         bars: dict[str, TaskID] = {}
 
         def watch(what: str, num_done: int, total: int) -> None:
