@@ -8,60 +8,37 @@ import resource
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 
 import msgspec
-import numpy as np
 import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from planner import plots
-from planner.bench.arguments import Plan, read_plan
-from planner.bench.live_run import LiveRun
+from planner.bench.arguments import read_plan
+from planner.bench.comparison_tables import show_comparisons, show_validation
+from planner.bench.figures import draw, draw_validation
+from planner.bench.plan import Plan
 from planner.bench.replay import replay
-from planner.bench.report import Summary, judged, summarise
-from planner.bench.run_file import write_run
+from planner.bench.runs import LiveRuns, Measured, Run, Watch
 from planner.bench.sweep import Goodput, RatePoint, goodput, next_rate
 from planner.bench.tables import show_rates, show_run, told_goodput
-from planner.errors import BenchError, PlannerError
-from planner.intervals import share
-from planner.verdict import margins
-
-Watch = Callable[[str, int], Callable[[int], None]]
-_SCALES = np.round(np.linspace(0.25, 3.0, 12), 2)
-
-
-class Measured(msgspec.Struct, frozen=True):
-    """One run's figures and where its trace is."""
-
-    rate: float
-    trace: str
-    summary: Summary
+from planner.bench.validate import validate
+from planner.bench.validation import ValidationReport
+from planner.errors import PlannerError
 
 
 class BenchReport(msgspec.Struct, frozen=True):
-    """What `--json` prints."""
+    """What `--json` prints. With --simulate: its options, and the goodput of the same rates."""
 
     url: str
     workload: str
     target: float
     runs: list[Measured]
     goodput: Goodput | None
-
-
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """A run with its report."""
-
-    measured: Measured
-    live: LiveRun
-
-    @property
-    def point(self) -> RatePoint:
-        return RatePoint(self.measured.rate, self.measured.summary.attainment)
+    simulate: str | None = None
+    simulated_goodput: Goodput | None = None
+    notes: list[str] = []
 
 
 def main(argv: list[str]) -> int:
@@ -69,99 +46,117 @@ def main(argv: list[str]) -> int:
     try:
         plan = read_plan(argv)
         _allow_many_connections()
-        runs = asyncio.run(_measured(plan))
-        _report(plan, runs)
+        return _validate(plan) if plan.validation else _measure(plan)
     except PlannerError as error:
         sys.stderr.write(f"distserve bench: {error}\n")
         return error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("distserve bench: interrupted; finished runs are saved\n")
         return 130
-    has_failed = any(run.measured.summary.num_answered == 0 for run in runs)
-    return 1 if has_failed else 0
 
 
-async def _measured(plan: Plan) -> list[_Run]:
-    _make_folder(plan.save)
-    started = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+def _measure(plan: Plan) -> int:
+    runs = asyncio.run(_measured(plan))
+    _report(plan, runs)
+    return 1 if any(run.measured.summary.num_answered == 0 for run in runs) else 0
+
+
+def _validate(plan: Plan) -> int:
+    report = asyncio.run(_validated(plan))
+    if plan.plot is not None:
+        draw_validation(plan.plot, report)
+    if plan.is_json:
+        _print_json(report)
+    else:
+        show_validation(report, Console())
+    return 0
+
+
+async def _measured(plan: Plan) -> list[Run]:
     with _progress() as watch:
-        return [run async for run in _runs(plan, watch, started)]
+        return [run async for run in _runs(plan, _live_runs(plan, watch))]
 
 
-async def _runs(plan: Plan, watch: Watch, started: str) -> AsyncIterator[_Run]:
+async def _validated(plan: Plan) -> ValidationReport:
+    with _progress() as watch:
+        return await validate(plan, _live_runs(plan, watch))
+
+
+def _live_runs(plan: Plan, watch: Watch) -> LiveRuns:
+    send = partial(replay, plan.url)
+    return LiveRuns(send, plan.options, plan.slo, folder=plan.save, watch=watch)
+
+
+async def _runs(plan: Plan, live: LiveRuns) -> AsyncIterator[Run]:
     """All runs of the plan; of a sweep, each depends on those before it."""
     if not plan.is_sweep:
         for rate in plan.rates or (None,):
-            yield await _run(plan, rate, watch, started)
+            yield await _run(plan, live, rate)
         return
     points: list[RatePoint] = []
     while len(points) < plan.max_runs:
         rate = next_rate(points, plan.slo.attainment, start=plan.start or 1.0)
         if rate is None:
             return
-        run = await _run(plan, rate, watch, started)
+        run = await _run(plan, live, rate)
         points.append(run.point)
         yield run
 
 
-async def _run(plan: Plan, rate: float | None, watch: Watch, started: str) -> _Run:
-    requests = plan.requests(rate)
-    label = "own times" if rate is None else f"{rate:.4g}/s"
-    on_end = watch(label, len(requests))
-    live = await replay(plan.url, requests, replace(plan.options, on_end=on_end))
-    rate = live.requests.rate if rate is None else rate
-    trace = plan.save / f"{started}-rate-{rate:.4g}.csv"
-    write_run(trace, live)
-    measured = Measured(rate, str(trace), summarise(live, plan.slo))
-    return _Run(measured, live)
+async def _run(plan: Plan, live: LiveRuns, rate: float | None) -> Run:
+    run = await live.run(plan.requests(rate), rate)
+    return run.beside(plan.deployed.built.service, plan.slo) if plan.deployed else run
 
 
-def _report(plan: Plan, runs: list[_Run]) -> None:
-    measured = [run.measured for run in runs]
-    points = [run.point for run in runs]
-    found = goodput(points, plan.slo.attainment) if len(points) > 1 else None
+def _report(plan: Plan, runs: list[Run]) -> None:
     if plan.plot is not None:
-        _plot(plan, plan.plot, runs)
+        draw(plan.plot, runs, plan.slo)
+    report = _bench_report(plan, runs)
     if plan.is_json:
-        report = BenchReport(plan.url, plan.workload.name, plan.slo.attainment, measured, found)
-        text = orjson.dumps(msgspec.to_builtins(report), option=orjson.OPT_INDENT_2)
-        sys.stdout.write(text.decode() + "\n")
+        _print_json(report)
         return
-    console = Console()
-    if len(runs) == 1:
-        show_run(measured[0].summary, console)
-    else:
-        show_rates([(run.rate, run.summary) for run in measured], console)
-    if found is not None:
-        console.print(told_goodput(found, plan.slo.attainment), highlight=False, soft_wrap=True)
-    traces = ", ".join(run.trace for run in measured)
-    console.print(f"traces: {traces}", highlight=False, markup=False, soft_wrap=True)
+    _show(report, Console())
 
 
-def _plot(plan: Plan, path: Path, runs: list[_Run]) -> None:
-    target = plan.slo.attainment
-    if len(runs) > 1:
-        points = [run.point for run in runs]
-        curve = _curve([point.rate for point in points], points)
-        plots.attainment_against_rate(path, [curve], target=target)
-        return
-    live = runs[0].live
-    scaled = [
-        RatePoint(scale, share(*judged(live, margins(live.timeline, plan.slo), scale)))
-        for scale in _SCALES.tolist()
-    ]
-    plots.attainment_against_scale(path, [_curve(_SCALES.tolist(), scaled)], target=target)
-
-
-def _curve(at: list[float], points: list[RatePoint]) -> plots.Curve:
-    shares = [point.attainment for point in points]
-    return plots.Curve(
-        label="measured",
-        at=at,
-        shares=[share.value for share in shares],
-        low=[share.low for share in shares],
-        high=[share.high for share in shares],
+def _bench_report(plan: Plan, runs: list[Run]) -> BenchReport:
+    simulated = [run.simulated_point for run in runs if run.simulated_point is not None]
+    return BenchReport(
+        url=plan.url,
+        workload=plan.trace.workload.name,
+        target=plan.slo.attainment,
+        runs=[run.measured for run in runs],
+        goodput=_goodput(plan, [run.point for run in runs]),
+        simulate=plan.deployed.words if plan.deployed else None,
+        simulated_goodput=_goodput(plan, simulated),
+        notes=[*plan.deployed.notes] if plan.deployed else [],
     )
+
+
+def _goodput(plan: Plan, points: list[RatePoint]) -> Goodput | None:
+    return goodput(points, plan.slo.attainment) if len(points) > 1 else None
+
+
+def _show(report: BenchReport, console: Console) -> None:
+    runs = report.runs
+    if len(runs) == 1:
+        show_run(runs[0].summary, console)
+    else:
+        show_rates([(run.rate, run.summary) for run in runs], console)
+    compared = [(run.rate, run.comparison) for run in runs if run.comparison is not None]
+    if compared:
+        show_comparisons(compared, console)
+    lines = [*report.notes]
+    if report.goodput is not None:
+        lines.append(told_goodput(report.goodput, report.target))
+    if report.simulated_goodput is not None:
+        lines.append(f"simulated {told_goodput(report.simulated_goodput, report.target)}")
+    for line in (*lines, f"traces: {', '.join(run.trace for run in runs)}"):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_json(report: BenchReport | ValidationReport) -> None:
+    text = orjson.dumps(msgspec.to_builtins(report), option=orjson.OPT_INDENT_2)
+    sys.stdout.write(text.decode() + "\n")
 
 
 @contextmanager
@@ -176,13 +171,6 @@ def _progress() -> Iterator[Watch]:
             return lambda num_ended: progress.update(task, completed=num_ended)
 
         yield watch
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BenchError(f"--save: {path} cannot be made: {error.strerror}") from error
 
 
 def _allow_many_connections() -> None:

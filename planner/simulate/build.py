@@ -1,6 +1,6 @@
 """The service that a deployment in words makes, with what a reader must know about it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpu_workers.batching import BatchLimits
 from ipc.vocabulary import Parallelism, Role
@@ -20,12 +20,14 @@ from planner.simulator.service import InstanceModel, Service, Speculation
 
 @dataclass(frozen=True)
 class Built:
-    """The service, its instances by group, and notes in whole sentences."""
+    """The service, its instances by group, and notes in whole sentences. `calibration` is in the
+    service already."""
 
     service: Service
     groups: tuple[tuple[Group, InstanceModel], ...]
     shape: ModelShape
     notes: tuple[str, ...]
+    calibration: Calibration = field(default_factory=Calibration)
 
 
 def build(asked: Deployment) -> Built:
@@ -52,7 +54,8 @@ def build(asked: Deployment) -> Built:
     )
     is_calibrated = asked.calibration != Calibration()
     service = asked.calibration.apply(bare) if is_calibrated else bare
-    return Built(service, _by_group(asked.groups, service), shape, tuple(_notes(asked)))
+    groups = _by_group(asked.groups, service)
+    return Built(service, groups, shape, tuple(_notes(asked)), asked.calibration)
 
 
 def _shape(asked: Deployment) -> ModelShape:

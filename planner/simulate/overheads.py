@@ -3,7 +3,9 @@
 A file may also hold what a calibration against a live run found: factors of the steps.
 """
 
-from dataclasses import fields, replace
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import msgspec
@@ -35,6 +37,24 @@ def read_overheads(path: Path) -> tuple[Overheads, Calibration]:
             raise PlannerError(f"--overheads: {path}: {name} must not be {value:g}")
     given = Overheads(**{name: value for name, value in body.items() if name in costs})
     return given, Calibration(body.get("prefill_scale", 1.0), body.get("decode_scale", 1.0))
+
+
+def write_overheads(path: Path, costs: Overheads, found: Sequence[Calibration]) -> None:
+    """A file that `read_overheads` reads: all seconds, and the product of the factors.
+
+    Raises:
+        PlannerError: it cannot be written.
+    """
+    body = {
+        **asdict(costs),
+        "prefill_scale": math.prod(each.prefill_scale for each in found),
+        "decode_scale": math.prod(each.decode_scale for each in found),
+        "num_requests": sum(each.num_requests for each in found),
+    }
+    try:
+        path.write_bytes(orjson.dumps(body, option=orjson.OPT_INDENT_2) + b"\n")
+    except OSError as error:
+        raise PlannerError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def overhead(text: str) -> tuple[str, float]:

@@ -58,8 +58,9 @@ how to read the report:
 
 files:
   --profile      what `distserve profile` wrote; give several for several shapes
-  --overheads    JSON with any of arrival_s, handover_s, token_s, prefill_step_s, decode_step_s,
-                 decode_row_s (seconds) and prefill_scale, decode_scale (factors)
+  --overheads    the calibration.json of `distserve bench --validate`, or any JSON with some of
+                 arrival_s, handover_s, token_s, prefill_step_s, decode_step_s, decode_row_s
+                 (seconds), prefill_scale and decode_scale (factors)
   --save         CSV with arrival_s,input_tokens,output_tokens and each request's times, as
                  `distserve bench` writes them; it is a workload too
 

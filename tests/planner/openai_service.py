@@ -1,18 +1,20 @@
 """An OpenAI-compatible service on a real socket that does as it is told, and nothing by itself.
 
-A plan says, request by request, what goes out: bytes, or an event to wait for. Requests that no
-plan is left for get a good answer, the small one that a bench sends ahead too.
+A plan says, request by request, what goes out: bytes, an event to wait for, or the seconds that a
+step of it takes. Requests that no plan is left for get a good answer, the small one that a bench
+sends ahead too.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-Step = bytes | asyncio.Event
+Step = bytes | asyncio.Event | float
 Plan = list[Step]
 Answerer = Callable[[dict[str, Any]], Plan]
 
@@ -97,6 +99,9 @@ class OpenAIService:
         if isinstance(step, asyncio.Event):
             await step.wait()
             return
+        if isinstance(step, float):
+            await asyncio.sleep(step)
+            return
         writer.write(step)
         await writer.drain()
 
@@ -111,3 +116,27 @@ def planned(*plans: Plan) -> Answerer:
         return good(body) if len(seen) == 1 or not left else left.pop(0)
 
     return answer
+
+
+@contextmanager
+def served(answerer: Answerer = good) -> Iterator[OpenAIService]:
+    """A service in a thread of its own: the command has an event loop of its own too."""
+    service = OpenAIService(answerer)
+    is_up = threading.Event()
+    loop = asyncio.new_event_loop()
+    ended = asyncio.Event()
+
+    async def serve() -> None:
+        async with service.running():
+            is_up.set()
+            await ended.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert is_up.wait(10)
+        yield service
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()

@@ -1,7 +1,3 @@
-import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +6,10 @@ import pytest
 
 from planner.bench.command import main
 from planner.bench.run_file import read_run
-from tests.planner.openai_service import Answerer, OpenAIService, good, whole
+from tests.planner.openai_service import good, served, whole
 
 FAST = ["--ttft", "30s", "--tpot", "30s", "--num-requests", "5", "--token-ids", "10-90"]
 SMALL = ["--workload", "synthetic:8,3"]
-
-
-@contextmanager
-def served(answerer: Answerer = good) -> Iterator[OpenAIService]:
-    """A service in a thread of its own: the command has an event loop of its own too."""
-    service = OpenAIService(answerer)
-    is_up = threading.Event()
-    loop = asyncio.new_event_loop()
-    ended = asyncio.Event()
-
-    async def serve() -> None:
-        async with service.running():
-            is_up.set()
-            await ended.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    try:
-        assert is_up.wait(10)
-        yield service
-    finally:
-        loop.call_soon_threadsafe(ended.set)
-        thread.join()
-        loop.close()
 
 
 def bench(url: str, folder: Path, *words: str) -> int:
@@ -174,5 +146,5 @@ def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert ended.value.code == 0
     told = capsys.readouterr().out
-    assert told.count("    distserve bench http") == 5
-    assert "exit codes: 0 measured, 1 the service failed, 2 wrong input" in told
+    assert told.count("    distserve bench http") == 7
+    assert "1 the service failed; 2 wrong input" in told
