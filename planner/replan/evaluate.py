@@ -7,10 +7,12 @@ from planner.rate_search import Search
 from planner.simulator.run import simulate
 from planner.simulator.service import Service
 from planner.simulator.timeline import Timeline
-from planner.verdict import Experiment
+from planner.verdict import Effort, Experiment
 from planner.workload.requests import Requests
 
 LOWEST_SHARE = 1e-3  # of the first guess
+# Where the old placement stands now, in seconds: to a few percent, as its interval says.
+EFFORT = Effort(start=2_000, cap=8_000, half_width=0.02)
 
 
 def run(served: Service, requests: Requests) -> Timeline:
@@ -26,6 +28,7 @@ def copy_goodput(problem: Problem, candidate: Candidate, guess: float) -> Goodpu
         draw=lambda num, rate, seed: problem.workload.requests(num, rate, seed),
         slo=problem.slo,
         seed=problem.seed,
+        effort=EFFORT,
     )
     search = Search(guess=guess, lowest=guess * LOWEST_SHARE)
     return goodput(experiment, candidate.num_devices, search)

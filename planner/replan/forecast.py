@@ -8,6 +8,7 @@ too few. Everything is in logarithms, since loads grow and fall by factors.
 
 import math
 from collections.abc import Sequence
+from itertools import takewhile
 
 import msgspec
 import numpy as np
@@ -53,7 +54,8 @@ def forecast(windows: Sequence[Window], rules: Rules, changed_s: float | None = 
     others as well, so that a fall is believed only an hour later.
     """
     end_s = windows[-1].end_s
-    recent = [w for w in windows if w.end_s > end_s - rules.lookback_s + 1e-6]
+    oldest_s = end_s - rules.lookback_s + 1e-6
+    recent = list(takewhile(lambda window: window.end_s > oldest_s, reversed(windows)))[::-1]
     logs = np.array([window.log_rate for window in recent])
     ages_s = np.array([end_s - window.end_s for window in recent])
     slope = max(_sure_slope(-ages_s, logs), 0.0)

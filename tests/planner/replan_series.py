@@ -119,7 +119,7 @@ class Replay:
 
 
 def replayed(
-    windows: Sequence[Window], current: Current, tools: Tools, rules: Rules, memory: int = 150
+    windows: Sequence[Window], current: Current, tools: Tools, rules: Rules, memory: int = 72
 ) -> Replay:
     """Ask after each window, and obey."""
     copies: list[int] = []

@@ -14,6 +14,7 @@ from planner.replan.decide import Tools, replan
 from planner.replan.outcome import Action, Current, Outcome
 from planner.replan.recent import Log
 from planner.replan.rules import ReplanError, Rules
+from planner.replan.shift import Figure
 from planner.replan.window import LengthStats, Pattern, Window, rate_windows
 from planner.workload.requests import Requests
 from tests.planner.replan_series import PROBLEM, copies_of, exactly, serving, unit_goodput
@@ -168,7 +169,18 @@ def test_old_and_new_are_simulated_on_the_recent_requests() -> None:
     assert gained.requests.low < gained.requests.value < gained.requests.high
 
 
-def test_rows_between_are_those_of_the_last_hour() -> None:
+def test_the_goodput_that_is_left_is_simulated_where_nobody_else_knows_it() -> None:
+    requests = joined(logged(3.0, hours=1), logged(3.0, hours=0.5, stretch=4.0), HOUR_S)
+    log = Log.of(requests, RULES, until_s=1.5 * HOUR_S)
+    planned = Pattern(rate=3.0, mean_input=767.0, mean_output=199.0, gap_cv=1.0)
+    tools = Tools(search=copies_of(0.8).search)
+    verdict = asked(log, serving(1, 4.0, planned), tools).verdict
+    assert [shift.figure for shift in verdict.look.shifts] == [Figure.OUTPUT]
+    assert 0.5 < verdict.goodput.low < verdict.goodput.high < 1.5
+    assert verdict.action is Action.SWITCH
+
+
+def test_recent_requests_are_those_of_the_last_hour() -> None:
     requests = logged(2.0, hours=2)
     rows = Log.of(requests, RULES, until_s=1.5 * HOUR_S).recent
     assert rows is not None

@@ -7,13 +7,14 @@ from what we have by more than the dead band, for at least an hour.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from planner.model_catalog import model_shape
+from planner.replan.gain import miss_weight
 from planner.replan.outcome import Action
 from planner.replan.recent import longest_output_tokens
 from planner.replan.rules import Rules, SwitchRates
@@ -38,6 +39,7 @@ AZURE = ("code", "conv")
 SERVEGEN = ("language_m-large", "language_m-mid", "language_m-small")
 AT_PEAK = 20  # copies that the busiest hours take
 LATE_S = 2 * 3600.0
+RATES = SwitchRates()
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +50,16 @@ class Run:
     goodput: float
     rules: Rules
     replay: Replay
-    wishes: np.ndarray
-    oracle: np.ndarray  # what it would have had by itself
+    knowing: Oracle
+
+    @cached_property
+    def oracle(self) -> np.ndarray:
+        """The copies that it would have had by itself."""
+        return np.array(self.knowing.copies(self.replay.copies[0]))
+
+    @cached_property
+    def wishes(self) -> np.ndarray:
+        return np.array([self.knowing.wants(i, n) for i, n in enumerate(self.replay.copies)])
 
     @property
     def copies(self) -> np.ndarray:
@@ -67,8 +77,7 @@ class Run:
     def agrees(self, index: int) -> bool:
         """With the oracle before the next window, had we not switched."""
         outcome, before = self.replay.outcomes[index], self.copies[index]
-        oracle = _oracle(self.rates, self.goodput, self.rules)
-        wish = oracle.wants(index + 1, before) - before
+        wish = self.knowing.wants(index + 1, before) - before
         return bool(np.sign(wish) == np.sign(outcome.current.fleet.num_copies - before))
 
     def clear_wishes(self) -> list[tuple[int, int, int]]:
@@ -96,8 +105,7 @@ class Run:
 
     def cost(self, copies: np.ndarray) -> float:
         """Requests' worth: devices, misses and switches."""
-        oracle = _oracle(self.rates, self.goodput, self.rules)
-        moves = np.diff(copies)
+        oracle, moves = self.knowing, np.diff(copies)
         missed = np.maximum(self.rates - copies * self.goodput, 0.0) * SLO.attainment
         each = self.rules.window_s * (copies * self.goodput + missed / (1 - SLO.attainment))
         up, down = np.maximum(moves, 0).sum(), np.maximum(-moves, 0).sum()
@@ -119,9 +127,7 @@ def run(name: str) -> Run:
     first = int(np.ceil(1.1 * rates[0] / goodput))
     current = serving(first, goodput, Pattern(rate=float(rates[0])))
     replay = replayed(windows_of(rates, window_s), current, copies_of(goodput), rules)
-    oracle = _oracle(rates, goodput, rules)
-    wishes = np.array([oracle.wants(i, n) for i, n in enumerate(replay.copies)])
-    return Run(rates, goodput, rules, replay, wishes, np.array(oracle.copies(first)))
+    return Run(rates, goodput, rules, replay, _oracle(rates, goodput, rules))
 
 
 def _oracle(rates: Floats, goodput: float, rules: Rules) -> Oracle:
@@ -131,7 +137,7 @@ def _oracle(rates: Floats, goodput: float, rules: Rules) -> Oracle:
         rate=goodput,
         goodput=2 * goodput,
         drain_s=longest_output_tokens(PROBLEM) * SLO.tpot_s,
-        miss_weight=10.0,
+        miss_weight=miss_weight(SLO),
         free_devices=100,
     )
     prices = [
@@ -140,10 +146,7 @@ def _oracle(rates: Floats, goodput: float, rules: Rules) -> Oracle:
         ).requests
         for n in (3, 1)
     ]
-    return Oracle(rates, goodput, rules.window_s, rules, *prices)
-
-
-RATES = SwitchRates()
+    return Oracle(rates, goodput, rules.window_s, rules, prices[0], prices[1])
 
 
 @pytest.mark.parametrize("name", [*AZURE, *SERVEGEN])
@@ -166,14 +169,14 @@ def test_an_emergency_is_one(name: str) -> None:
             assert (last_two > found.copies[index] * found.goodput).all()
 
 
-# Measured 0.85, 0.82, 0.76, 0.78 and 0.89; half of the rest are steps of a single copy.
+# Measured 0.85, 0.82, 0.76, 0.77 and 0.88; half of the rest are steps of a single copy.
 @pytest.mark.parametrize("name", [*AZURE, *SERVEGEN])
 def test_the_oracle_would_have_gone_the_same_way_in_most_switches(name: str) -> None:
     found = run(name)
     assert np.mean([found.agrees(index) for index in found.switches]) > 0.7
 
 
-# Measured: one of 172 missed, mean delays of 48 to 64 minutes (a wish may foresee what comes).
+# Measured: one of 175 missed, mean delays of 48 to 64 minutes (a wish may foresee what comes).
 @pytest.mark.parametrize("name", [*AZURE, *SERVEGEN])
 def test_what_the_oracle_clearly_wishes_is_done_within_two_hours(name: str) -> None:
     delays_s = run(name).delays_s()
@@ -183,7 +186,7 @@ def test_what_the_oracle_clearly_wishes_is_done_within_two_hours(name: str) -> N
     assert np.mean(done_s) < 4500
 
 
-# Measured: 1.09 to 1.15 times the oracle's device-hours, all told 1.09 to 1.19 times its cost.
+# Measured: 1.09 to 1.15 times the oracle's device-hours, all told 1.09 to 1.20 times its cost.
 @pytest.mark.parametrize("name", [*AZURE, *SERVEGEN])
 def test_it_costs_little_more_than_the_oracle_and_far_less_than_the_peak(name: str) -> None:
     found = run(name)
@@ -193,7 +196,7 @@ def test_it_costs_little_more_than_the_oracle_and_far_less_than_the_peak(name: s
     assert found.cost(found.copies) < 0.7 * found.cost(always)
 
 
-# Measured 5.4, 5.4, 10.3, 10.2 and 8.2 % of the time: ServeGen's windows vary by a sixth from one
+# Measured 5.5, 5.4, 10.3, 10.3 and 8.2 % of the time: ServeGen's windows vary by a sixth from one
 # to the next, which nobody can follow that acts once an hour. (The oracle: 13, 12, 11, 11, 12 %.)
 @pytest.mark.parametrize(
     ("name", "most"), [*((n, 0.07) for n in AZURE), *((n, 0.12) for n in SERVEGEN)]

@@ -32,10 +32,10 @@ def log_of(rate: float, seconds: float, *, cv: float = 1.0, seed: int = 0) -> Re
 def looks(
     windows: Sequence[Window], planned: Pattern, *, goodput: float, first: int = 2
 ) -> list[Look]:
-    """One after each window, of a placement that nobody replans."""
+    """One after each window, at six hours of log, of a placement that nobody replans."""
     current = serving(1, goodput, planned)
     ends = range(first, len(windows) + 1)
-    return [look(windows[max(end - 150, 0) : end], current, RULES) for end in ends]
+    return [look(windows[max(end - 36, 0) : end], current, RULES) for end in ends]
 
 
 def after(base: float, *factors: float) -> tuple[Window, ...]:
