@@ -9,11 +9,14 @@ FEW = 4  # devices, up to which a ratio of phases can hardly be met
 SLOW_PULL = 0.5  # of the prompt's own prefill
 
 
-def for_it(disaggregated: Chosen, colocated: Evaluated | None) -> tuple[str, ...]:
+def for_it(
+    disaggregated: Chosen, colocated: Evaluated | None, *, was_sought: bool
+) -> tuple[str, ...]:
     """The disaggregated placement is recommended."""
     ours = disaggregated.best.per_device
     if colocated is None:
-        return ("no colocated service was found that meets the targets",)
+        found = "was found that meets the targets" if was_sought else "was looked at"
+        return (f"no colocated service {found}",)
     theirs = colocated.per_device
     if ours.value > theirs.high:
         verdict = f"disaggregation carries {ours.value / theirs.value:.2f} times as much per device"

@@ -41,8 +41,8 @@ def _unit(found: list[Evaluated], bench: Bench) -> Evaluated | None:
 def _grown(
     units: dict[str, Evaluated], apart: Evaluated | None, bench: Bench
 ) -> dict[str, Evaluated]:
-    """Equal instances behind one dispatcher carry a little more than as many alone, so what has
-    several is compared with several."""
+    """As many instances behind one dispatcher, or one that takes its share of the requests by
+    itself, whichever carries more per device: what has several is compared with several."""
     if apart is None:
         return units
     wanted: dict[str, Candidate] = {}
@@ -52,7 +52,10 @@ def _grown(
         wanted[name] = candidate
         near[candidate] = candidate.groups[0].count * unit.goodput.rate.value
     found = bench.look(list(wanted.values()), near, "baselines on as many devices")
-    return dict(zip(wanted, found, strict=True))
+    return {
+        name: max(unit, together, key=lambda each: each.per_device.value)
+        for (name, unit), together in zip(units.items(), found, strict=True)
+    }
 
 
 def _nothing(name: str) -> Baseline:

@@ -19,10 +19,12 @@ from planner.placement.laboratory import FindGoodput, Part, Setup
 from planner.placement.limits import Limits
 from planner.placement.options import Depth, Options
 
-WAVE = 6  # simulated before the next look at what leads; the result depends on it, so it is fixed
-SLACK = 1.1  # a phase's first look is rough, and finished prompts come smoother than Poisson
+WAVE = 4  # simulated before the next look at what leads; the result depends on it, so it is fixed
+SLACK = 1.05  # pairs came out at most 1 % above their weaker phase; a first look is rougher
 POOLING = 1.25  # what equal instances behind one dispatcher may carry beyond as many alone
-JOINT_SHARE = 0.9  # of what the weaker phase carries alone: where a joint search begins
+JOINT_SHARE = 0.95  # of what the weaker phase carries alone: where a joint search begins
+DECODE_SHARE = 0.85  # of the cap: where decode's begins; KV memory makes a sharp knee
+PREFILL_SHARE = 0.7
 BEYOND = 1.15  # of the cap: there every run fails, so that a search finds both its ends
 SAME = 0.97  # ratios this close to the best one are as good: the smaller counts are taken
 PARTS = {Role.PREFILL: Part.PREFILL, Role.DECODE: Part.DECODE}
@@ -127,10 +129,11 @@ class Hunt:
         return self.measure(groups, f"{what}: phases")
 
     def _phase_task(self, group: Group) -> FindGoodput:
-        rate = 0.7 * self.carried(group)
+        is_near = group.role is Role.DECODE
+        rate = (DECODE_SHARE if is_near else PREFILL_SHARE) * self.carried(group)
         setup, cap = Setup((group,), part=PARTS[group.role]), self._limits.cap(group)
         least = self._limits.settling(setup.groups, cap)
-        return FindGoodput(setup, Depth.FIRST, rate, BEYOND * cap, least)
+        return FindGoodput(setup, Depth.FIRST, rate, BEYOND * cap, least, is_near)
 
     def _simulate(self, candidates: Sequence[Candidate], what: str) -> list[Evaluated]:
         tasks = [self.task(candidate, Depth.FIRST) for candidate in candidates]
@@ -140,7 +143,7 @@ class Hunt:
 
     def task(self, candidate: Candidate, depth: Depth, near: float | None = None) -> FindGoodput:
         """Its goodput as a whole, sought near what is known."""
-        rate, is_near = 0.7 * self._bound(candidate), near is not None
+        rate, is_near = PREFILL_SHARE * self._bound(candidate), near is not None
         if near is not None:
             rate = near
         elif all(group in self.phases for group in candidate.groups):

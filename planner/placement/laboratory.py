@@ -30,7 +30,7 @@ from planner.workload.workload import Workload
 
 UNBOUNDED_S = 1e9  # a target that nobody misses, where there is no SLO
 LOWEST_SHARE = 1e-3  # of the first guess: so low that requests hardly ever meet
-NEAR = 1.3  # around a good guess
+BELOW, ABOVE = 1.3, 1.12  # how far from a good guess the answer is sought
 
 
 class Part(StrEnum):
@@ -118,7 +118,7 @@ class Laboratory:
         tolerance = self._options.tolerance(task.depth)
         guess = min(task.guess, task.cap) if task.guess > 0 else 1.0
         if task.is_near:
-            close = Search(guess, guess / NEAR, min(guess * NEAR, task.cap), tolerance)
+            close = Search(guess, guess / BELOW, min(guess * ABOVE, task.cap), tolerance)
             found = seek(experiment, task.setup.num_devices, close)
             if found.is_bounded and found.rate.value > 0:
                 return found

@@ -99,6 +99,8 @@ class Limits:
             is_idle = not 0 < found.rate < math.inf
             step_s = 0.0 if is_idle else found.batch / (found.rate * float(steps.mean()))
             self._lifetimes[one] = step_s * float(np.quantile(steps, 0.9))
+            if group.role is Role.MIXED:  # prompts take turns with the steps
+                self._lifetimes[one] *= 1 + found.rate / self._prefill_cap(instance)
         return self._lifetimes[one]
 
     def _why_not(self, group: Group) -> str | None:

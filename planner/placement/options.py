@@ -55,4 +55,4 @@ class Options:
 
     def tolerance(self, depth: Depth) -> float:
         """Relative width of the bracket of a rate."""
-        return 0.1 if depth is Depth.FIRST else 0.04
+        return 0.12 if depth is Depth.FIRST else 0.06

@@ -11,7 +11,7 @@ from planner.placement.results import RunnerUp
 
 CLOSE = 0.85  # of the best first look: nobody who is further off is looked at again
 NUM_BEST = 3  # contenders by goodput ...
-NUM_SMALL = 2  # ... and by devices
+NUM_SMALL = 1  # ... and by devices
 
 
 def contenders(found: Sequence[Evaluated]) -> list[Evaluated]:

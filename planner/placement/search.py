@@ -144,7 +144,7 @@ class _Search:
     ) -> tuple[Chosen, tuple[str, ...]]:
         fair = best_of([each.scaled for each in told if each.scaled is not None])
         if apart is not None and (together is None or not self._wins(together, apart, fair)):
-            return apart, for_it(apart, fair)
+            return apart, for_it(apart, fair, was_sought=self._options.with_baselines)
         assert together is not None, "one of both was found"
         return together, against_it(self._bench, together, apart)
 
