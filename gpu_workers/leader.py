@@ -1,7 +1,8 @@
 """The step loop of one instance: receive, plan, launch, collect.
 
-The leader alone decides what its instance runs next. It waits only when nothing is under way and
-nothing can be planned; every command, token and pull is an event, nothing is polled by sleeping.
+The leader alone decides what its instance runs next. Up to `max_in_flight` steps are under way at
+a time, collected in the order of their launch. It waits only when nothing can be planned and
+nothing has ended; every command, token and pull is an event, nothing is polled by sleeping.
 """
 
 import logging
@@ -12,9 +13,8 @@ from typing import Any, Protocol, assert_never
 
 import msgspec
 
-from gpu_workers.kv_exchange import KVExchange
 from gpu_workers.scheduler import Scheduler
-from gpu_workers.step_plan import StepPlan, StepResult
+from gpu_workers.step_plan import PullResult, StepPlan, StepResult
 from ipc.kv_layout import LayoutMismatch
 from ipc.messages import (
     Abort,
@@ -54,9 +54,20 @@ class StepExecutor(Protocol):
     def collect(self, launched: Any) -> StepResult: ...
 
 
+class Pulls(Protocol):
+    """The leader's share in an exchange: which peers there are, and what has been pulled."""
+
+    def knows(self, instance: str, epoch: int) -> bool: ...
+
+    def unmap_instance(self, instance: str, epoch: int) -> None: ...
+
+    def finished(self) -> list[PullResult]: ...
+
+
 class _InFlight(msgspec.Struct, frozen=True):
     launched: Any
     started_s: float
+    has_rows: bool
 
 
 class _Stopwatch:
@@ -77,17 +88,25 @@ class _Stopwatch:
 
 
 class Leader:
-    """Drives one executor by one scheduler, and tells the daemon."""
+    """Drives one executor by one scheduler, and tells the daemon.
+
+    Args:
+        executor: of this worker alone, or of all workers of the instance.
+        max_in_flight: steps with rows that are under way at a time: one for each stage.
+        is_done: whether `collect` would return at once; whoever makes it false must also end
+            the link's `receive` when it turns true.
+    """
 
     def __init__(
         self,
         link: Link,
         scheduler: Scheduler,
         executor: StepExecutor,
-        exchange: KVExchange,
+        exchange: Pulls,
         map_peer: Callable[[PeerUp], None],
         *,
         max_in_flight: int = 1,
+        is_done: Callable[[Any], bool] = lambda launched: True,
     ) -> None:
         self._link = link
         self._scheduler = scheduler
@@ -95,6 +114,7 @@ class Leader:
         self._exchange = exchange
         self._map_peer = map_peer
         self._max_in_flight = max_in_flight
+        self._is_done = is_done
         self._in_flight: deque[_InFlight] = deque()
         self._is_exiting = False
         self._control = _Stopwatch()
@@ -104,30 +124,45 @@ class Leader:
         self._stats_sent: Stats | None = None
 
     def run(self) -> None:
-        """Until `Exit`."""
+        """Until `Exit`; what is under way then is collected, so that all ranks are through."""
         while not self._is_exiting:
+            has_acted = self._step()
             with self._control:
-                plan = self._scheduler.plan()
-                self._flush()
-            if plan is not None:
-                self._launch(plan)
-            if self._in_flight and (plan is None or len(self._in_flight) >= self._max_in_flight):
-                self._collect(self._in_flight.popleft())
-            is_idle = plan is None and not self._in_flight
-            with self._control:
-                self._take_pulls()
-                self._report(time.monotonic(), is_idle=is_idle)
-            commands = self._link.receive(self._patience_s(is_idle=is_idle))
+                has_acted |= self._take_pulls()
+                self._report(time.monotonic(), is_idle=not has_acted and not self._in_flight)
+            commands = self._link.receive(self._patience_s(has_acted=has_acted))
             with self._control:
                 for command in commands:
                     self._handle(command)
+        while self._in_flight:
+            self._collect(self._in_flight.popleft())
 
-    def _patience_s(self, *, is_idle: bool) -> float | None:
+    def _step(self) -> bool:
+        """Launch what can be planned, collect what has ended or must end first; False if neither
+        was there to do."""
+        with self._control:
+            plan = self._scheduler.plan()
+            self._flush()
+        if plan is not None:
+            self._launch(plan)
+        if not self._in_flight or not self._is_due(self._in_flight[0], has_more=plan is not None):
+            return plan is not None
+        self._collect(self._in_flight.popleft())
+        return True
+
+    def _is_due(self, oldest: _InFlight, *, has_more: bool) -> bool:
+        """Whether to collect the oldest step now, waiting for it if need be."""
+        num_busy = sum(step.has_rows for step in self._in_flight)
+        if not oldest.has_rows or num_busy >= self._max_in_flight:
+            return True
+        return not has_more and self._is_done(oldest.launched)
+
+    def _patience_s(self, *, has_acted: bool) -> float | None:
         """How long to wait for commands: not at all while there is work, for ever without any.
 
         The end of a copy by a device is no message, so while one is under way we look again soon.
         """
-        if not is_idle or self._scheduler.outbox:
+        if has_acted or self._scheduler.outbox:
             return 0
         return PULL_LOOK_S if self._scheduler.decodes.is_pulling else None
 
@@ -135,7 +170,7 @@ class Leader:
         started_s = time.monotonic()
         launched = self._executor.launch(plan)
         self._scheduler.launched(plan, started_s)
-        self._in_flight.append(_InFlight(launched, started_s))
+        self._in_flight.append(_InFlight(launched, started_s, bool(plan.rows)))
 
     def _collect(self, step: _InFlight) -> None:
         result = self._executor.collect(step.launched)
@@ -146,9 +181,11 @@ class Leader:
             self._take_pulls()
             self._flush()
 
-    def _take_pulls(self) -> None:
-        for pull in self._exchange.finished():
+    def _take_pulls(self) -> bool:
+        pulls = self._exchange.finished()
+        for pull in pulls:
             self._scheduler.pulled(pull)
+        return bool(pulls)
 
     def _handle(self, command: Command) -> None:
         match command:

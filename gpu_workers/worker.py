@@ -1,7 +1,8 @@
 """One worker process: takes its configuration, builds its engine, joins the daemon, runs.
 
 Everything it needs comes over the inherited channel; everything it does is asked for over the
-ZeroMQ link. The step loop owns both; one thread only watches for the daemon's death.
+ZeroMQ link, or by its instance's leader where it is not the leader itself. The step loop owns
+both; one thread only watches for the daemon's death.
 """
 
 import argparse
@@ -10,28 +11,40 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 
 import torch
 
 from gpu_workers import lifeline
 from gpu_workers.batching import BatchLimits
+from gpu_workers.collectives import Alone, Collectives, CollectivesFailed
 from gpu_workers.cpu_exchange import CpuExchange
-from gpu_workers.engine import EngineSpec, build_executor, pool_layout
+from gpu_workers.engine import TORCH_DTYPES, EngineSpec, build_executor, pool_layout
 from gpu_workers.errors import ModelError
 from gpu_workers.executor import Executor
+from gpu_workers.follower import Follower, Peers
+from gpu_workers.gloo_collectives import GlooCollectives
+from gpu_workers.group import GroupExchange, GroupExecutor, GroupLink, drawer, ranks
 from gpu_workers.leader import Leader
-from gpu_workers.models.config import read_config
+from gpu_workers.models.config import ModelConfig, read_config
+from gpu_workers.plan_bus import FollowerBus, GroupBroken, LeaderBus, wait_for_any
 from gpu_workers.prefault import prefault
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
-from ipc import channel
+from ipc import channel, sharding
+from ipc.kv_layout import RankLayout
 from ipc.kv_shm import PoolUnavailable
 from ipc.messages import Broken, Hello, Loading, PeerUp, PoolDescriptor, Ready, WorkerConfig
+from ipc.sharding import Shard
 from ipc.sockets import WorkerSocket
+from ipc.vocabulary import WorkerName
 
 logger = logging.getLogger(__name__)
 
 EXIT_BROKEN = 78
+EXIT_GROUP = 70
+GATHER_TIMEOUT_S = 60.0
 
 
 def main(argv: list[str]) -> int:
@@ -57,27 +70,77 @@ class Worker:
         self._link = WorkerSocket(config.endpoint, config.name, config.epoch)
 
     def run(self) -> int:
-        """Exit code: 0 after `Exit`, 78 when it can never start."""
+        """Exit code: 0 after `Exit`, 78 when it can never start, 70 when its instance broke up."""
         _set_up_cpu(self._config)
         self._link.send(Hello(self._config.name, os.getpid()))
         try:
-            exchange, executor = self._build()
+            self._serve()
         except (ModelError, PoolUnavailable) as error:
             self._link.send(Broken(str(error)))
-            self._link.close()
             return EXIT_BROKEN
-        self._announce(exchange, executor)
-        prefault(exchange.pool)
-        with torch.inference_mode():
-            self._leader(exchange, executor).run()
-        self._link.close()
+        except (GroupBroken, CollectivesFailed) as error:
+            logger.error("%s ends with its instance: %s", self._config.name, error)
+            return EXIT_GROUP
+        finally:
+            self._link.close()
         return 0
+
+    def _serve(self) -> None:
+        """Until the daemon wants us to leave."""
+        name, parallelism = self._config.name, self._config.parallelism
+        if parallelism.num_workers == 1:
+            exchange, executor = self._build()
+            with self._ready(exchange, executor):
+                self._leader(exchange, executor).run()
+        elif name.is_leader:
+            with closing(LeaderBus(self._config.group_endpoint, self._followers)) as bus:
+                self._lead(bus)
+        else:
+            with closing(FollowerBus(self._config.group_endpoint, name)) as feed:
+                self._follow(feed)
+
+    def _lead(self, bus: LeaderBus) -> None:
+        parallelism = self._config.parallelism
+        exchange, executor = self._build()
+        bus.gather(GATHER_TIMEOUT_S)
+        group = GroupExecutor(executor, bus, parallelism)
+        with self._ready(exchange, executor):
+            Leader(
+                GroupLink(self._link, bus),
+                self._scheduler(exchange.layout),
+                group,
+                GroupExchange(exchange, bus, parallelism.num_workers),
+                self._mapping_into(exchange),
+                max_in_flight=parallelism.pp,
+                is_done=group.is_done,
+            ).run()
+        bus.dismiss()
+
+    def _follow(self, feed: FollowerBus) -> None:
+        name, parallelism = self._config.name, self._config.parallelism
+        exchange, executor = self._build()
+        waitables = [self._link.waitable, *feed.waitables]
+        with self._ready(exchange, executor):
+            Follower(
+                self._link,
+                feed,
+                executor,
+                exchange,
+                Peers(exchange, self._take_descriptor),
+                wait=lambda timeout_s: wait_for_any(waitables, timeout_s),
+                draws=name == drawer(name.instance, parallelism),
+            ).run()
 
     def _build(self) -> tuple[CpuExchange, Executor]:
         config = self._config
         model = read_config(config.model_dir)
+        shard = self._shard(model)
         layout = pool_layout(
-            model, dtype=config.dtype, block_size=config.block_size, kv_bytes=config.kv_bytes
+            model,
+            dtype=config.dtype,
+            block_size=config.block_size,
+            kv_bytes=config.kv_bytes,
+            shard=shard,
         )
         exchange = CpuExchange(layout, str(config.name))
         spec = EngineSpec(
@@ -86,37 +149,80 @@ class Worker:
             load_format=config.load_format,
             max_context_tokens=config.max_context_tokens,
             num_token_ids=config.num_token_ids,
+            shard=shard,
         )
-        executor = build_executor(model, spec, exchange, progress=self._report_progress)
+        executor = build_executor(
+            model,
+            spec,
+            exchange,
+            collectives=self._meet(model, shard),
+            progress=self._report_progress,
+        )
         return exchange, executor
+
+    def _shard(self, model: ModelConfig) -> Shard:
+        name, parallelism = self._config.name, self._config.parallelism
+        if reason := sharding.refusal(model.sizes, parallelism):
+            raise ModelError(reason)
+        return sharding.shard(model.sizes, parallelism, name.stage, name.tp_rank)
+
+    def _meet(self, model: ModelConfig, shard: Shard) -> Collectives:
+        """Before weights are loaded: all ranks start together, but need not load equally fast."""
+        config = self._config
+        if config.parallelism.num_workers == 1:
+            return Alone()
+        dtype = TORCH_DTYPES[config.dtype]
+        hidden_size = model.sizes.hidden_size
+        return GlooCollectives(config.rendezvous, shard, hidden_size=hidden_size, dtype=dtype)
 
     def _report_progress(self, fraction: float) -> None:
         self._link.send(Loading("loading weights", fraction))
 
-    def _announce(self, exchange: CpuExchange, executor: Executor) -> None:
+    @contextmanager
+    def _ready(self, exchange: CpuExchange, executor: Executor) -> Iterator[None]:
+        """Tell the daemon that we can serve, and be able to."""
         config = self._config
         about = PoolDescriptor(config.name, config.epoch)
         channel.send_descriptor(self._channel, about, exchange.descriptor)
         load_s = time.monotonic() - self._started_s
         self._link.send(Ready(exchange.layout, executor.kernels_name, load_s))
+        prefault(exchange.pool)
+        with torch.inference_mode():
+            yield
+
+    @property
+    def _followers(self) -> list[WorkerName]:
+        return ranks(self._config.name.instance, self._config.parallelism)[1:]
 
     def _leader(self, exchange: CpuExchange, executor: Executor) -> Leader:
+        """Of an instance of one worker."""
+        scheduler, map_peer = self._scheduler(exchange.layout), self._mapping_into(exchange)
+        return Leader(self._link, scheduler, executor, exchange, map_peer)
+
+    def _scheduler(self, layout: RankLayout) -> Scheduler:
         config = self._config
-        scheduler = Scheduler(
+        return Scheduler(
             Owner(config.name.instance, config.epoch),
             config.role,
             config.mixed,
-            num_blocks=exchange.layout.num_blocks,
-            block_size=exchange.layout.block_size,
+            num_blocks=layout.num_blocks,
+            block_size=layout.block_size,
             limits=BatchLimits(config.prefill_tokens, config.max_batch),
+            parallelism=config.parallelism,
         )
 
+    def _mapping_into(self, exchange: CpuExchange) -> Callable[[PeerUp], None]:
         def map_peer(peer: PeerUp) -> None:
-            about, descriptor = channel.receive_descriptor(self._channel)
-            assert (about.worker, about.epoch) == (peer.worker, peer.epoch)
+            descriptor = self._take_descriptor(peer)
             exchange.map_peer(peer.worker, peer.epoch, peer.layout, descriptor)
 
-        return Leader(self._link, scheduler, executor, exchange, map_peer)
+        return map_peer
+
+    def _take_descriptor(self, peer: PeerUp) -> int:
+        """The pool's descriptor came over the channel before its `PeerUp`."""
+        about, descriptor = channel.receive_descriptor(self._channel)
+        assert (about.worker, about.epoch) == (peer.worker, peer.epoch)
+        return descriptor
 
 
 def _set_up_cpu(config: WorkerConfig) -> None:

@@ -127,6 +127,11 @@ class WorkerSocket:
         self._sent = Numbering()
         self._received = Numbering()
 
+    @property
+    def waitable(self) -> zmq.Socket[bytes]:
+        """To be polled beside other sockets; all else goes through this object."""
+        return self._socket
+
     def send(self, event: Event | Tokens) -> None:
         kind = Kind.TOKENS if isinstance(event, Tokens) else Kind.EVENT
         self._socket.send_multipart(codec.encode(event, kind, self._epoch, self._sent.take()))

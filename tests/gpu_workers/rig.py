@@ -64,7 +64,11 @@ class Rig:
 
     def connect(self, other: "Rig") -> None:
         """Make the other's pool known here."""
-        self.exchange.known.add((other.name, other.epoch))
+        self.know(other.name, other.epoch)
+
+    def know(self, instance: str, epoch: int) -> None:
+        """A peer that is only a name."""
+        self.exchange.known.add((instance, epoch))
 
     @property
     def num_sequences(self) -> int:

@@ -23,9 +23,15 @@ def scripted_token(prompt: tuple[int, ...], choice: int, index: int) -> int:
 
 
 class ScriptedExecutor:
-    """Checks every plan; see the module's docstring."""
+    """Checks every plan; see the module's docstring.
 
-    def __init__(self, exchange: "ScriptedExchange", block_size: int) -> None:
+    One that does not draw has results without rows, and learns of tokens by plans.
+    """
+
+    def __init__(
+        self, exchange: "ScriptedExchange", block_size: int, *, draws: bool = True
+    ) -> None:
+        self._draws = draws
         self._exchange = exchange
         self._block_size = block_size
         self.table: dict[int, ScriptedSequence] = {}
@@ -49,12 +55,20 @@ class ScriptedExecutor:
             if row.draws:
                 results.append(self._draw(row.sequence, sequence))
         self._check_writers(plan)
-        return StepResult(plan.step_id, tuple(results))
+        return StepResult(plan.step_id, tuple(results) if self._draws else ())
 
     def collect(self, launched: StepResult) -> StepResult:
         return launched
 
     def _apply(self, plan: StepPlan) -> None:
+        for drawn in () if self._draws else plan.drawn:
+            sequence = self.table[drawn.sequence]
+            (choice,) = self.choices[drawn.sequence]
+            token = scripted_token(sequence.prompt, choice, len(sequence.output))
+            assert drawn.token_id == token, "a token is missing, or told twice"
+            sequence.output.append(token)
+        for instance, epoch in plan.unmapped:
+            self._exchange.unmap_instance(instance, epoch)
         for removed in plan.removed:
             del self.table[removed], self.choices[removed]
         for new in plan.added:
@@ -68,7 +82,7 @@ class ScriptedExecutor:
         index = len(sequence.output)
         choices = self.choices[name]
         tokens = tuple(scripted_token(sequence.prompt, c, index) for c in choices)
-        if len(choices) == 1:
+        if len(choices) == 1 and self._draws:
             sequence.output.append(tokens[0])
         return RowResult(name, tokens, tuple(TokenLogprobs(t, -1.0) for t in tokens))
 

@@ -35,7 +35,7 @@ def tokens_of(events: Sequence[object], seq_id: int) -> list[int]:
 
 def decode(rig: Rig, request_id: int, num_tokens: int, **how: int) -> Decode:
     """A handle of a peer that the rig knows, and the choices that go on from it."""
-    rig.exchange.known.add(("there", 5))
+    rig.know("there", 5)
     num_choices = how.get("num_choices", 1)
     prompt = tuple(range(request_id, request_id + num_tokens))
     blocks = tuple(range(-(-num_tokens // BLOCK_SIZE)))

@@ -1,0 +1,157 @@
+"""A worker that is not its instance's leader: carries out the leader's plans, decides nothing.
+
+It waits for three things at once: plans, the daemon's word, and the end of the leader's process.
+Pools of peers are forgotten in the order of plans, not when the daemon says so, because a plan
+that is still on its way may read them.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from gpu_workers.kv_exchange import KVExchange
+from gpu_workers.leader import PULL_LOOK_S, Link, StepExecutor
+from gpu_workers.plan_bus import GroupBroken
+from gpu_workers.step_plan import Pull, PullResult, StepPlan, StepResult
+from ipc.kv_layout import LayoutMismatch
+from ipc.messages import Command, Exit, PeerDown, PeerUp
+
+logger = logging.getLogger(__name__)
+
+INTRODUCTION_TIMEOUT_S = 10.0
+DISMISSAL_TIMEOUT_S = 1.0
+
+
+class PlanFeed(Protocol):
+    """A follower's end of the plan bus."""
+
+    @property
+    def is_dismissed(self) -> bool: ...
+
+    def receive(self) -> list[StepPlan]: ...
+
+    def report(self, result: StepResult | PullResult) -> None: ...
+
+
+class Peers:
+    """Introduces pools to this rank's exchange.
+
+    Args:
+        take_descriptor: gives the pool's descriptor that came ahead of a `PeerUp`.
+    """
+
+    def __init__(self, exchange: KVExchange, take_descriptor: Callable[[PeerUp], int]) -> None:
+        self._exchange = exchange
+        self._take_descriptor = take_descriptor
+        self._ended: set[tuple[str, int]] = set()
+
+    def introduce(self, peer: PeerUp) -> None:
+        """Map a pool, unless a plan ended that incarnation before we heard of it."""
+        descriptor = self._take_descriptor(peer)
+        if (peer.worker.instance, peer.epoch) in self._ended:
+            os.close(descriptor)
+            return
+        try:
+            self._exchange.map_peer(peer.worker, peer.epoch, peer.layout, descriptor)
+        except LayoutMismatch as error:  # as the leader finds, who then asks for no pull
+            logger.error("cannot pull from %s: %s", peer.worker, error)
+
+    def end(self, instance: str, epoch: int) -> None:
+        """A plan says that this incarnation is over; its executor unmaps the pools."""
+        self._ended.add((instance, epoch))
+
+
+class Follower:
+    """Drives one executor by the plans of its leader.
+
+    Args:
+        wait: until a plan, a command or the leader's end has come, or the time is over.
+        draws: whether this is the rank whose results the leader waits for.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        feed: PlanFeed,
+        executor: StepExecutor,
+        exchange: KVExchange,
+        peers: Peers,
+        *,
+        wait: Callable[[float | None], object],
+        draws: bool,
+    ) -> None:
+        self._link = link
+        self._feed = feed
+        self._executor = executor
+        self._exchange = exchange
+        self._peers = peers
+        self._wait = wait
+        self._draws = draws
+        self._num_pulling = 0
+        self._exit_by_s: float | None = None
+
+    def run(self) -> None:
+        """Until the leader dismisses us; its last plans are carried out even if we were told to
+        exit before, so that no other rank waits for us in vain.
+
+        Raises:
+            GroupBroken: the leader is gone or has become incomprehensible.
+            CollectivesFailed: another rank is gone.
+        """
+        while not self._feed.is_dismissed:
+            self._wait(self._patience_s())
+            self.obey(self._link.receive(0))
+            for plan in self._feed.receive():
+                self.carry_out(plan)
+            self._report_pulls()
+            if self._exit_by_s is not None and time.monotonic() >= self._exit_by_s:
+                return
+
+    def obey(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case PeerUp():
+                    self._peers.introduce(command)
+                case PeerDown():
+                    pass  # a plan will say when
+                case Exit():
+                    self._exit_by_s = time.monotonic() + DISMISSAL_TIMEOUT_S
+                case _:
+                    logger.error("%s is not for a follower", type(command).__name__)
+
+    def carry_out(self, plan: StepPlan) -> None:
+        for instance, epoch in plan.unmapped:
+            self._peers.end(instance, epoch)
+        for pull in plan.pulls:
+            self._await_introduction(plan.step_id, pull)
+        result = self._executor.collect(self._executor.launch(plan))
+        self._num_pulling += len(plan.pulls)
+        if self._draws and plan.rows:
+            self._feed.report(result)
+        self._report_pulls()
+
+    def _await_introduction(self, step_id: int, pull: Pull) -> None:
+        """The leader may have heard of a peer, and used it, a moment before us."""
+        owner, epoch = pull.handle.owner, pull.handle.epoch
+        deadline_s = time.monotonic() + INTRODUCTION_TIMEOUT_S
+        while not self._exchange.knows(owner, epoch):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise GroupBroken(f"step {step_id} pulls from {owner}, who was not introduced")
+            self.obey(self._link.receive(left_s))
+
+    def _report_pulls(self) -> None:
+        for result in self._exchange.finished():
+            self._num_pulling -= 1
+            self._feed.report(result)
+
+    def _patience_s(self) -> float | None:
+        """For ever, except that the end of a device's copies is no message, and that we may be
+        about to leave."""
+        if self._num_pulling:
+            return PULL_LOOK_S
+        if self._exit_by_s is not None:
+            return max(0.0, self._exit_by_s - time.monotonic())
+        return None

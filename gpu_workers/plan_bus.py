@@ -1,0 +1,212 @@
+"""Step plans from a leader to its followers, in order, and what followers report back.
+
+One ROUTER at the leader, a DEALER per follower, on an address that is fresh with every life of
+the instance. A message is `[kind, JSON]`; plans are numbered without gaps, so a lost one is seen.
+Either side sees at once when the other's process ends. Whoever reads decides nothing: what has
+come is kept until it is asked for.
+"""
+
+import time
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any
+
+import msgspec
+import orjson
+import zmq
+
+from gpu_workers.step_plan import PullResult, StepPlan, StepResult
+from ipc.vocabulary import WorkerName
+
+RECONNECT_MS = 10
+FAREWELL_MS = 500  # how long a closing leader's last words may take to leave
+
+
+class GroupBroken(Exception):
+    """Ranks of an instance have lost each other: all of them are to end."""
+
+
+class Kind(bytes, Enum):
+    """What a message is."""
+
+    PLAN = b"P"
+    DISMISSAL = b"D"
+    JOINED = b"J"
+    STEP = b"S"
+    PULL = b"U"
+
+
+class LeaderBus:
+    """The leader's end.
+
+    Args:
+        endpoint: where to listen.
+        followers: everyone who is to hear.
+    """
+
+    def __init__(self, endpoint: str, followers: Iterable[WorkerName]) -> None:
+        self._followers = {str(name).encode() for name in followers}
+        self._context = zmq.Context()
+        self._socket = _socket(self._context, zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._losses = _watch_losses(self._socket)
+        self._socket.bind(endpoint)
+        self._joined: set[bytes] = set()
+        self._results: dict[int, StepResult] = {}
+        self._pulls: list[PullResult] = []
+
+    @property
+    def waitables(self) -> list[zmq.Socket[bytes]]:
+        """To be polled: readable when `drain` has something to do."""
+        return [self._socket, self._losses]
+
+    def gather(self, timeout_s: float) -> None:
+        """Wait until every follower has joined. Raises GroupBroken when one does not."""
+        deadline_s = time.monotonic() + timeout_s
+        while missing := self._followers - self._joined:
+            if not self._wait(deadline_s):
+                names = ", ".join(sorted(name.decode() for name in missing))
+                raise GroupBroken(f"{names} did not join within {timeout_s:.0f} s")
+
+    def send(self, plan: StepPlan) -> None:
+        """To every follower; never waits."""
+        self._send(Kind.PLAN, orjson.dumps(msgspec.to_builtins(plan)))
+
+    def dismiss(self) -> None:
+        """The last message: followers end."""
+        self._send(Kind.DISMISSAL, b"")
+
+    def has_result(self, step_id: int) -> bool:
+        """Whether it has come; looks only at what was drained before."""
+        return step_id in self._results
+
+    def result(self, step_id: int, timeout_s: float) -> StepResult:
+        """Wait for what the drawing follower says of a step. Raises GroupBroken."""
+        deadline_s = time.monotonic() + timeout_s
+        while step_id not in self._results:
+            if not self._wait(deadline_s):
+                raise GroupBroken(f"no result of step {step_id} within {timeout_s:.0f} s")
+        return self._results.pop(step_id)
+
+    def take_pulls(self) -> list[PullResult]:
+        """Ends of pulls on followers, of all that was drained."""
+        pulls, self._pulls = self._pulls, []
+        return pulls
+
+    def drain(self) -> None:
+        """Take in all that has come. Raises GroupBroken when a follower is gone."""
+        while self._socket.poll(0):
+            self._take(*self._socket.recv_multipart())
+        if self._losses.poll(0):
+            raise GroupBroken("a follower has ended")
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._losses.close(0)
+        self._socket.close(FAREWELL_MS)
+        self._context.term()
+
+    def _wait(self, deadline_s: float) -> bool:
+        """Take in what comes; False at the deadline."""
+        if not wait_for_any(self.waitables, max(0.0, deadline_s - time.monotonic())):
+            return False
+        self.drain()
+        return True
+
+    def _take(self, sender: bytes, kind: bytes, payload: bytes) -> None:
+        if kind == Kind.JOINED:
+            self._joined.add(sender)
+        elif kind == Kind.STEP:
+            result = _read(payload, StepResult)
+            self._results[result.step_id] = result
+        else:
+            self._pulls.append(_read(payload, PullResult))
+
+    def _send(self, kind: Kind, payload: bytes) -> None:
+        try:
+            for name in self._followers:
+                self._socket.send_multipart([name, kind.value, payload], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            raise GroupBroken(f"{name.decode()} cannot be reached: {error}") from error
+
+
+class FollowerBus:
+    """A follower's end; joins at once."""
+
+    def __init__(self, endpoint: str, name: WorkerName) -> None:
+        self._context = zmq.Context()
+        self._socket = _socket(self._context, zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, str(name).encode())
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)  # the leader may bind later
+        self._losses = _watch_losses(self._socket)
+        self._socket.connect(endpoint)
+        self._last_step_id = 0
+        self.is_dismissed = False
+        self._send(Kind.JOINED, b"")
+
+    @property
+    def waitables(self) -> list[zmq.Socket[bytes]]:
+        """To be polled: readable when `receive` has something to give or to raise."""
+        return [self._socket, self._losses]
+
+    def receive(self) -> list[StepPlan]:
+        """All plans that have come, in order; never waits.
+
+        Raises:
+            GroupBroken: a plan is missing, or the leader has ended without dismissing us.
+        """
+        is_lost = bool(self._losses.poll(0))  # looked at first: last words are read even so
+        plans = []
+        while self._socket.poll(0):
+            kind, payload = self._socket.recv_multipart()
+            if kind == Kind.DISMISSAL:
+                self.is_dismissed = True
+            else:
+                plans.append(self._next(_read(payload, StepPlan)))
+        if is_lost and not self.is_dismissed:
+            raise GroupBroken("the leader has ended")
+        return plans
+
+    def report(self, result: StepResult | PullResult) -> None:
+        kind = Kind.STEP if isinstance(result, StepResult) else Kind.PULL
+        self._send(kind, orjson.dumps(msgspec.to_builtins(result)))
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._losses.close(0)
+        self._socket.close(0)
+        self._context.term()
+
+    def _next(self, plan: StepPlan) -> StepPlan:
+        if plan.step_id != self._last_step_id + 1:
+            raise GroupBroken(f"step {plan.step_id} came where {self._last_step_id + 1} was due")
+        self._last_step_id = plan.step_id
+        return plan
+
+    def _send(self, kind: Kind, payload: bytes) -> None:
+        self._socket.send_multipart([kind.value, payload])
+
+
+def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    # What is under way is bounded by the steps in flight; a plan must never be dropped.
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    return socket
+
+
+def _watch_losses(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """A socket that is readable once a connection of the given one has ended."""
+    return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+
+def wait_for_any(sockets: Iterable[zmq.Socket[bytes]], timeout_s: float | None) -> bool:
+    """Until one of them is readable; False when none was in that time (None: for ever)."""
+    poller = zmq.Poller()
+    for socket in sockets:
+        poller.register(socket, zmq.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
+
+
+def _read(payload: bytes, into: type[Any]) -> Any:
+    return msgspec.convert(orjson.loads(payload), into)
