@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from planner.errors import PlannerError
-from planner.placement.choices import System
+from planner.placement.choices import Candidate, System
 from planner.placement.crew import Watch
 from planner.placement.file import save
 from planner.placement.results import Found
@@ -90,10 +90,12 @@ def pictured(found: Found) -> Pictured:
     if found.disaggregated is not None:
         compared.append((str(System.DISAGGREGATED), found.disaggregated.best))
     compared += [(each.name, each.unit) for each in found.baselines if each.unit is not None]
-    lines = {each.candidate: Line(label, each) for label, each in reversed(compared)}
-    ordered = [line for line in reversed(lines.values()) if line.found.per_device.value > 0]
+    lines: dict[Candidate, Line] = {}
+    for label, each in compared:
+        lines.setdefault(each.candidate, Line(label, each))
+    able = [line for line in lines.values() if line.found.per_device.value > 0]
     others = [each for each in found.evaluated if each.candidate not in lines]
-    return Pictured(tuple(ordered), tuple(others))
+    return Pictured(tuple(able), tuple(others))
 
 
 def _today() -> str:
