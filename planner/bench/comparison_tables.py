@@ -91,6 +91,8 @@ def _show_knee(knee: Knee, target: float, console: Console) -> None:
     sides: dict[str, Goodput] = {"live": knee.live, "simulated": knee.simulated}
     for side, found in sides.items():
         _say(console, f"{side}: {told_goodput(found, target)}")
+    if not knee.is_settled:
+        _say(console, "the live search is not at its end: more --max-runs", style="yellow")
     if knee.error is not None:
         _say(console, f"the knee is simulated {knee.error:+.1%} from where it lies live")
 

@@ -7,7 +7,7 @@ from planner.bench.compare import compare, simulated
 from planner.bench.options import ServerFailed
 from planner.bench.plan import Deployed, Plan, Trace, Validation
 from planner.bench.runs import LiveRuns, Run
-from planner.bench.sweep import RatePoint, goodput, next_rate
+from planner.bench.sweep import RatePoint, next_rate
 from planner.bench.validation import (
     Knee,
     Trial,
@@ -106,7 +106,7 @@ class _Validating:
         predicted = simulated_knee(
             service, requests, plan.slo, start=start, max_runs=_MAX_SIMULATED_RUNS
         )
-        return knee(trace.workload.name, goodput(points, target), predicted)
+        return knee(trace.workload.name, points, predicted, target)
 
     async def _live(self, requests: Requests, rate: float, name: str) -> Run:
         run = await self._runs.run(requests, rate, name)

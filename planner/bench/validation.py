@@ -45,12 +45,14 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class Knee(msgspec.Struct, frozen=True):
-    """Goodput of a workload; `error` is the simulation's, None where a knee was not found."""
+    """Goodput of a workload; `error` is the simulation's, None where a knee was not found.
+    `is_settled`: the live search ended with rates within 10 % on either side of it."""
 
     workload: str
     live: Goodput
     simulated: Goodput
     error: float | None
+    is_settled: bool
 
 
 class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,12 +98,13 @@ def simulated_knee(
     return goodput(points, slo.attainment)
 
 
-def knee(workload: str, live: Goodput, simulated: Goodput) -> Knee:
-    """Both beside each other."""
-    error = None
+def knee(workload: str, points: Sequence[RatePoint], simulated: Goodput, target: float) -> Knee:
+    """That of the points which were measured, and the simulated one beside it."""
+    live, error = goodput(points, target), None
+    is_settled = next_rate(points, target, start=points[0].rate) is None
     if live.rate and simulated.rate and live.is_bounded and simulated.is_bounded:
         error = simulated.rate / live.rate - 1
-    return Knee(workload, live, simulated, error)
+    return Knee(workload, live, simulated, error, is_settled)
 
 
 def begins_alike(first: Requests, second: Requests) -> bool:

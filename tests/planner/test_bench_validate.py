@@ -117,6 +117,16 @@ async def test_the_knee_is_found_on_both_sides(tmp_path: Path) -> None:
     assert knee.live.rate is not None
     assert knee.error == pytest.approx(0.0, abs=0.05)
     assert len(sent) > 3
+    assert knee.is_settled
+
+
+async def test_a_search_with_too_few_runs_says_so(tmp_path: Path) -> None:
+    asked = dataclasses.replace(plan(tmp_path, tests=["longbench"], wants_knee=True), max_runs=1)
+    report = await validate(asked, live_runs(asked, hidden(TRUTH, [])))
+    assert not report.knees[0].is_settled
+    page = io.StringIO()
+    show_validation(report, Console(file=page))
+    assert "the live search is not at its end: more --max-runs" in page.getvalue()
 
 
 async def test_the_report_and_the_figure_tell_both_sides(tmp_path: Path) -> None:
