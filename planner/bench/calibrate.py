@@ -20,8 +20,10 @@ from planner.latency.scaled import ScaledLatency
 from planner.simulator.run import simulate
 from planner.simulator.service import InstanceModel, Service
 from planner.simulator.timeline import Timeline
+from planner.workload.requests import Floats
 
 MIN_REQUESTS = 50
+HANDOVER_ROUNDS = 3  # each shifts where in a step the hand-overs arrive a little
 SAME_S = 2e-6  # durations of one batch differ by rounding alone
 
 
@@ -79,7 +81,10 @@ def calibrate(run: LiveRun, service: Service) -> Calibration:
         arrival_s=_arrival_s(live),
         num_requests=len(live),
     )
-    return _with_handover(scaled, live, simulate(scaled.apply(service), live.requests))
+    for _ in range(HANDOVER_ROUNDS):
+        simulated = simulate(scaled.apply(service), live.requests)
+        scaled = _with_handover(scaled, live, simulated)
+    return scaled
 
 
 def _model(service: Service, role: Role) -> LatencyModel:
@@ -156,8 +161,15 @@ def _arrival_s(live: Timeline) -> float:
 
 
 def _with_handover(found: Calibration, live: Timeline, simulated: Timeline) -> Calibration:
-    """Whatever the decode queue takes beyond what a simulation without hand-over shows."""
+    """What the decode queue takes beyond the simulated one. Means, since a wait for a step's end
+    is anything up to a step; the longest waits are for memory, and cut off."""
     decoded = live.requests.output_tokens > 1
+    if not decoded.any():
+        return found
     ours_s, theirs_s = (t.stages_s()["decode_queue"][decoded] for t in (simulated, live))
-    extra_s = float(np.median(theirs_s) - np.median(ours_s)) if decoded.any() else 0.0
-    return msgspec.structs.replace(found, handover_s=max(0.0, extra_s))
+    extra_s = _capped_mean(theirs_s) - _capped_mean(ours_s)
+    return msgspec.structs.replace(found, handover_s=max(0.0, found.handover_s + extra_s))
+
+
+def _capped_mean(values_s: Floats) -> float:
+    return float(np.minimum(values_s, np.percentile(values_s, 98)).mean())
