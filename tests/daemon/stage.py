@@ -1,6 +1,7 @@
 """A real supervisor and controller of the instances that a test counts; processes are played."""
 
 import asyncio
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -99,7 +100,7 @@ class Stage:
         self.controller = Controller(tokenizer, self.metrics, Capacity(64), max_queued=8)
         self.run_dir = Path(link.endpoint.removeprefix("ipc://")).parent
         self.started: asyncio.Queue[PlayedProcess] = asyncio.Queue()
-        self.spawn_error: OSError | None = None  # of the next start alone
+        self.spawn_errors: list[OSError | None] = []  # of the next starts
         self.may_start = asyncio.Event()
         self.may_start.set()
         self._pids = count(4711)
@@ -142,21 +143,25 @@ class Stage:
         return process
 
     async def all_ready(self, num_workers: int) -> list[PlayedProcess]:
-        """The next processes, once they have said that they can serve and the node can."""
+        """The next processes, once they have said that they can serve and their instances can."""
         processes = [await self.started.get() for _ in range(num_workers)]
-        up = asyncio.Event()
-        self.supervisor.on_change = lambda: (
-            up.set() if all(w.is_ready for w in self.supervisor.wards.values()) else None
-        )
         for process in processes:
             self.say_ready(process)
-        await up.wait()
+        wards = [self.supervisor.wards[process.config.name.instance] for process in processes]
+        await self.until(lambda: all(ward.is_ready for ward in wards))
         return processes
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for something that comes with a change of an instance."""
+        changed = asyncio.Event()
+        self.supervisor.on_change = changed.set
+        while not holds():
+            await changed.wait()
+            changed.clear()
 
     async def _start(self, config: WorkerConfig) -> WorkerProcess:
         await self.may_start.wait()
-        if (error := self.spawn_error) is not None:
-            self.spawn_error = None
+        if self.spawn_errors and (error := self.spawn_errors.pop(0)) is not None:
             raise error
         process = PlayedProcess(config, next(self._pids))
         self.started.put_nowait(process)

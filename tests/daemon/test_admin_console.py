@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,7 @@ from daemon.admin_protocol import (
     NodeState,
     Request,
     Status,
+    WorkerStatus,
 )
 from ipc.vocabulary import Role
 
@@ -47,7 +49,13 @@ def status_of(state: NodeState, model: str = "smollm2") -> Status:
                 blocks=BlockCounts(total=100, free=60, held=30, in_use=10),
                 kernels="[bold]cpu",
             ),
-            InstanceStatus(name="d0", role=Role.DECODE, state="ready"),
+            InstanceStatus(
+                name="d0",
+                role=Role.DECODE,
+                state="ready",
+                tp=2,
+                workers=(WorkerStatus(0, 0, 4, 81_234), WorkerStatus(0, 1, 5, 81_235)),
+            ),
         ),
     )
 
@@ -159,6 +167,7 @@ async def test_status_as_tables_fits_a_terminal_and_reads_no_markup(
         assert part in shown
     assert "[bold]cpu" in shown
     assert "10/30/100" in shown
+    assert re.search(r"\nd0 +2 +1 +0 +1 +5 +81235 *\n", shown), "its second worker"
     assert max(map(len, shown.splitlines())) <= 80
 
 

@@ -89,7 +89,7 @@ async def test_a_process_that_cannot_be_spawned_is_tried_again(make_stage: MakeS
     stage = await make_stage()
     keeping = stage.keep()
     process = await stage.ready()
-    stage.spawn_error = OSError(24, "Too many open files")
+    stage.spawn_errors = [OSError(24, "Too many open files")]
     process.end("killed by SIGKILL")
     await stage.ready()
     assert stage.ward.last_exit == (

@@ -52,10 +52,15 @@ class Service:
         return httpx.Client(base_url=self.url, timeout=60.0)
 
     def workers(self) -> dict[str, psutil.Process]:
-        """Worker processes by instance name, as the log tells them."""
+        """Leaders by instance name."""
+        ranks = self.ranks().items()
+        return {name.removesuffix("/0.0"): rank for name, rank in ranks if name.endswith("/0.0")}
+
+    def ranks(self) -> dict[str, psutil.Process]:
+        """All worker processes by name, such as `decode-0/1.0`, as the log tells them."""
         found = {}
         for line in self.lines:
-            if match := re.search(r"(\S+)/0\.0 started, process (\d+)", line):
+            if match := re.search(r"(\S+) started, process (\d+)", line):
                 found[match[1]] = int(match[2])
         return {name: psutil.Process(pid) for name, pid in found.items()}
 
@@ -89,6 +94,15 @@ class Service:
         code = self.process.wait(30)
         self._reader.join(5)
         return code
+
+
+def shapes(**degrees: tuple[int, int]) -> list[str]:
+    """Flags for the (tp, pp) of each role's instances: `shapes(prefill=(2, 1), decode=(1, 2))`."""
+    return [
+        flag
+        for role, (tp, pp) in degrees.items()
+        for flag in (f"--{role}-tp", str(tp), f"--{role}-pp", str(pp))
+    ]
 
 
 @contextmanager

@@ -156,6 +156,7 @@ def test_a_second_daemon_is_refused_by_run_directory_and_by_port(
         (["--block-size", "0"], 78, r"`int` >= 1 - at `\$\.block_size`"),
         (["--max-context-tokens", "100000"], 78, "the model was made for 512"),
         (["--kv-cache-gib", "0.0000001"], 78, "hold no block"),
+        (["--decode-tp", "4"], 78, "decode-0 cannot run: tp 4 does not divide the 6 attention"),
         (["--kv-cache-gib", "100000"], 78, "of memory .* this machine has"),
     ],
 )

@@ -1,0 +1,130 @@
+"""Who gets a request among many instances: the shortest queue, the least loaded within reach."""
+
+import pytest
+
+from daemon.admission import Capacity
+from daemon.instances import Instance, InstanceTable
+from ipc.kv_layout import RankLayout, Span
+from ipc.vocabulary import DType, InstanceSpec, Parallelism, Role, Segment
+
+
+def layout(num_blocks: int) -> RankLayout:
+    return RankLayout(Span(0, 1), Span(0, 1), num_blocks, 4, 1, DType.FP32)
+
+
+def instance(name: str, role: Role, *nodes: str, num_blocks: int = 100) -> Instance:
+    """One stage on each of the nodes."""
+    stages = tuple(Segment(node, (0,)) for node in nodes or ("n0",))
+    spec = InstanceSpec(name, role, Parallelism(1, len(stages)), stages)
+    return Instance(name, 1, role, layout(num_blocks), lambda _: None, spec=spec)
+
+
+def table(*instances: Instance) -> InstanceTable:
+    up = InstanceTable()
+    for one in instances:
+        up.add(one)
+    return up
+
+
+def test_a_prompt_goes_on_only_to_where_its_blocks_can_be_pulled() -> None:
+    here, there = instance("d0", Role.DECODE, "n0"), instance("d1", Role.DECODE, "n1")
+    source = instance("p1", Role.PREFILL, "n1")
+    there.sequences[1] = 90
+    assert table(here, there, source).best_decode(10, source) is there
+
+
+def test_every_pair_of_stages_with_the_same_layers_must_share_a_node() -> None:
+    source = instance("p", Role.PREFILL, "n0", "n1")
+    whole, split = instance("d0", Role.DECODE, "n0"), instance("d1", Role.DECODE, "n0", "n1")
+    up = table(source, whole)
+    assert not up.can_serve
+    assert up.best_decode(10, source) is None
+    up.add(split)
+    assert up.can_serve
+    assert up.best_decode(10, source) is split
+
+
+def test_who_has_nobody_to_hand_to_prefills_only_when_nobody_else_does() -> None:
+    stranded, served = instance("p0", Role.PREFILL, "n0"), instance("p1", Role.PREFILL, "n1")
+    decode = instance("d1", Role.DECODE, "n1")
+    served.queued[1] = 1000
+    up = table(stranded, served, decode)
+    assert up.best_prefill(10) is served
+    up.remove("d1", 1)
+    assert not up.can_serve
+    assert up.best_prefill(10) is stranded
+
+
+def test_a_mixed_instance_serves_alone_and_takes_prompts_of_others() -> None:
+    mixed = instance("m", Role.MIXED)
+    assert table(mixed).can_serve
+    source = instance("p", Role.PREFILL)
+    assert table(mixed, source).best_decode(10, source) is mixed
+
+
+def test_among_reachable_ones_the_smaller_share_of_the_pool_and_then_the_batch_decides() -> None:
+    source = instance("p", Role.PREFILL)
+    large = instance("d0", Role.DECODE, num_blocks=400)
+    small = instance("d1", Role.DECODE, num_blocks=100)
+    up = table(source, large, small)
+    large.sequences |= {1: 40}
+    small.sequences |= {2: 20}
+    assert up.best_decode(10, source) is large
+    large.sequences |= {3: 20, 4: 20}
+    assert up.best_decode(10, source) is small
+
+
+@pytest.mark.parametrize("num_tokens", [300, 500])
+def test_a_sequence_goes_only_where_it_fits(num_tokens: int) -> None:
+    source = instance("p", Role.PREFILL, num_blocks=1000)
+    large = instance("d0", Role.DECODE, num_blocks=100)
+    up = table(source, large, instance("d1", Role.DECODE, num_blocks=50))
+    large.sequences[1] = 99
+    assert up.best_decode(num_tokens, source) is (large if num_tokens <= 400 else None)
+
+
+def test_a_slow_prefill_instance_gets_less() -> None:
+    """One computes 30 tokens while the other computes 10; prompts of 100 come every ten steps."""
+    fast, slow = instance("p0", Role.PREFILL), instance("p1", Role.PREFILL)
+    up = table(fast, slow, instance("d", Role.DECODE))
+    speeds, num_given = {"p0": 30, "p1": 10}, {"p0": 0, "p1": 0}
+    for step in range(1000):
+        if step % 3 == 0:
+            chosen = up.best_prefill(100)
+            assert chosen is not None
+            num_given[chosen.name] += 1
+            chosen.queued[step] = 100
+        for one in (fast, slow):
+            for request_id in list(one.queued)[:1]:
+                one.queued[request_id] -= speeds[one.name]
+                if one.queued[request_id] <= 0:
+                    del one.queued[request_id]
+    assert 2 < num_given["p0"] / num_given["p1"] < 4
+
+
+def test_a_slow_decode_instance_gets_less() -> None:
+    """Its sequences stay three times as long, so its pool is fuller."""
+    fast, slow, source = (
+        instance("d0", Role.DECODE),
+        instance("d1", Role.DECODE),
+        instance("p", Role.PREFILL),
+    )
+    up = table(fast, slow, source)
+    stays, ends, num_given = {"d0": 20, "d1": 60}, {}, {"d0": 0, "d1": 0}
+    for step in range(1000):
+        for name, seq_id in ends.pop(step, []):
+            up.get(name).sequences.pop(seq_id)  # type: ignore[union-attr]
+        chosen = up.best_decode(10, source)
+        assert chosen is not None
+        num_given[chosen.name] += 1
+        chosen.sequences[step] = 3
+        ends.setdefault(step + stays[chosen.name], []).append((chosen.name, step))
+    assert 2 < num_given["d0"] / num_given["d1"] < 4
+
+
+def test_the_longest_request_is_what_the_smallest_instance_holds_in_all() -> None:
+    """An instance's blocks are the same on all of its ranks: shapes do not multiply them."""
+    capacity = Capacity(10_000)
+    capacity.learn("p", layout(100))
+    capacity.learn("d", layout(60))
+    assert capacity.max_tokens == 240
