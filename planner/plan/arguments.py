@@ -163,6 +163,8 @@ def _check_together(given: argparse.Namespace) -> None:
     price = given.device_hour_price
     if price is not None and not price > 0:
         raise PlannerError(f"--device-hour-price must be above zero, not {price:g}")
+    if given.out is not None and not given.out.parent.is_dir():
+        raise PlannerError(f"--out: there is no folder {given.out.parent} to write into")
     if given.plot is not None and given.plot.suffix and given.plot.suffix.lower() != ".svg":
         raise PlannerError(
             f"--plot: figures are written as SVG, so {given.plot} must be a folder or end with .svg"

@@ -41,6 +41,7 @@ def told(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--target", "90"], "the attainment target must lie between 0 and 1"),
         (["--max-total-tokens", "3"], "no request of sharegpt fits under the limit of 3 tokens"),
         (["--jobs", "0"], "argument --jobs: must be at least 1"),
+        (["--out", "/nowhere/placement.json"], "--out: there is no folder /nowhere"),
         (["--out"], "argument --out: expected one argument"),
     ],
 )
