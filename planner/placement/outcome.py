@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from planner.placement.choices import Chosen, Dropped, Evaluated, Problem
+from planner.placement.choices import Affinity, Chosen, Dropped, Evaluated, Problem
 from planner.placement.ranking import most_carried
 from planner.placement.results import Asked, Cost
 from planner.workload.requests import Requests
@@ -46,7 +46,8 @@ def nothing_fits(problem: Problem, dropped: Sequence[Dropped]) -> str:
     """No shape is left: the commonest reason of the largest candidates says the most."""
     where = f"{problem.known.model} fits nowhere on {_cluster(problem)}"
     if not dropped:
-        return f"{where}: it cannot be cut for so few devices"
+        both = "a node has" if problem.affinity is Affinity.LOW else "there are"
+        return f"{where}: {both} too few devices for a prefill and a decode instance"
     reasons = Counter(_essence(one.reason) for one in dropped)
     largest = max(dropped, key=lambda one: (one.candidate.num_devices, reasons[one.reason]))
     return f"{where}: of {len(dropped)} candidates the largest was refused as {largest.reason}"

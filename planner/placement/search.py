@@ -72,6 +72,27 @@ def search_both(
     return high, low
 
 
+def evaluate(
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    options: Options | None = None,
+    watch: Watch | None = None,
+) -> list[Evaluated]:
+    """These candidates at full effort, in their order: what a search is compared with.
+
+    Raises:
+        PlacementError: one of them cannot serve; says why.
+    """
+    options = options or Options()
+    with Crew(problem, options, watch) as crew:
+        limits = Limits(problem, crew.laboratory.shapes, crew.laboratory.sample)
+        for group in (group for each in candidates for group in each.groups):
+            if (reason := limits.refusal(group)) is not None:
+                raise PlacementError(reason)
+        bench = Bench(problem, crew, limits, Hunt(problem, options, crew, limits))
+        return bench.look(candidates, {}, "placements")
+
+
 class _Search:
     def __init__(self, problem: Problem, options: Options, crew: Crew) -> None:
         self._started_s = time.perf_counter()
