@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import torch
 
@@ -68,21 +68,22 @@ class Worker:
         self._channel = own_channel
         self._started_s = time.monotonic()
         self._link = WorkerSocket(config.endpoint, config.name, config.epoch)
+        self._undo = ExitStack()
+        self._undo.callback(self._link.close)
 
     def run(self) -> int:
         """Exit code: 0 after `Exit`, 78 when it can never start, 70 when its instance broke up."""
         _set_up_cpu(self._config)
         self._link.send(Hello(self._config.name, os.getpid()))
-        try:
-            self._serve()
-        except (ModelError, PoolUnavailable) as error:
-            self._link.send(Broken(str(error)))
-            return EXIT_BROKEN
-        except (GroupBroken, CollectivesFailed) as error:
-            logger.error("%s ends with its instance: %s", self._config.name, error)
-            return EXIT_GROUP
-        finally:
-            self._link.close()
+        with self._undo:
+            try:
+                self._serve()
+            except (ModelError, PoolUnavailable) as error:
+                self._link.send(Broken(str(error)))
+                return EXIT_BROKEN
+            except (GroupBroken, CollectivesFailed) as error:
+                logger.error("%s ends with its instance: %s", self._config.name, error)
+                return EXIT_GROUP
         return 0
 
     def _serve(self) -> None:
@@ -93,11 +94,11 @@ class Worker:
             with self._ready(exchange, executor):
                 self._leader(exchange, executor).run()
         elif name.is_leader:
-            with closing(LeaderBus(self._config.group_endpoint, self._followers)) as bus:
-                self._lead(bus)
+            bus = LeaderBus(self._config.group_endpoint, self._followers)
+            self._lead(self._undo.enter_context(closing(bus)))
         else:
-            with closing(FollowerBus(self._config.group_endpoint, name)) as feed:
-                self._follow(feed)
+            feed = FollowerBus(self._config.group_endpoint, name)
+            self._follow(self._undo.enter_context(closing(feed)))
 
     def _lead(self, bus: LeaderBus) -> None:
         parallelism = self._config.parallelism
@@ -173,7 +174,8 @@ class Worker:
             return Alone()
         dtype = TORCH_DTYPES[config.dtype]
         hidden_size = model.sizes.hidden_size
-        return GlooCollectives(config.rendezvous, shard, hidden_size=hidden_size, dtype=dtype)
+        others = GlooCollectives(config.rendezvous, shard, hidden_size=hidden_size, dtype=dtype)
+        return self._undo.enter_context(closing(others))
 
     def _report_progress(self, fraction: float) -> None:
         self._link.send(Loading("loading weights", fraction))
