@@ -40,9 +40,7 @@ class _Group(Protocol):
 
     def allreduce(self, tensors: list[torch.Tensor]) -> _Work: ...
 
-    def gather(
-        self, into: list[list[torch.Tensor]], tensors: list[torch.Tensor], root: int
-    ) -> _Work: ...
+    def gather(self, into: list[torch.Tensor], tensor: torch.Tensor, root: int) -> _Work: ...
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> _Work: ...
 
@@ -73,36 +71,36 @@ class GlooCollectives:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.tp, self.tp_rank = shard.parallelism.tp, shard.tp_rank
-        self._stage, self._pp = shard.stage, shard.parallelism.pp
+        self.stage, self._pp = shard.stage, shard.parallelism.pp
         self._who = f"stage {shard.stage}, tp rank {shard.tp_rank}"
         self._timeout = timedelta(seconds=timeout_s)
         self._received = torch.empty((0, hidden_size), dtype=dtype)
         self._sending: deque[tuple[_Work, torch.Tensor]] = deque()
         self._num_sent = self._num_received = 0
-        self._group, self._chain = self._guarded(lambda: self._meet(url), "joining the instance")
+        self._groups: tuple[_Group, _Group] | None = None
+        self._groups = self._guarded(lambda: self._meet(url), "joining the instance")
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if x.numel():
-            group = self._group
-            self._guarded(lambda: group.allreduce([x]).wait(), "a sum")
+            self._guarded(lambda: self._stage_group.allreduce([x]).wait(), "a sum")
         return x
 
     def gather_columns(self, x: torch.Tensor) -> torch.Tensor | None:
-        group, rows, width = self._group, *x.shape
+        group, (rows, width) = self._stage_group, x.shape
         if self.tp_rank != 0:
-            self._guarded(lambda: group.gather([], [x], 0).wait(), "a gather")
+            self._guarded(lambda: group.gather([], x, 0).wait(), "a gather")
             return None
         parts = x.new_empty((self.tp, rows, width))
-        self._guarded(lambda: group.gather([list(parts)], [x], 0).wait(), "a gather")
+        self._guarded(lambda: group.gather(list(parts), x, 0).wait(), "a gather")
         return parts.transpose(0, 1).reshape(rows, self.tp * width)
 
     def send_forward(self, hidden: torch.Tensor) -> None:
         while len(self._sending) >= self._pp:  # no more steps than that are ever under way
             oldest, _ = self._sending.popleft()
             self._guarded(oldest.wait, "sending hidden states")
-        chain, copy, tag = self._chain, hidden.clone(), self._num_sent % NUM_TAGS
+        copy, tag = hidden.clone(), self._num_sent % NUM_TAGS
         work = self._guarded(
-            lambda: chain.send([copy], self._stage + 1, tag), "sending hidden states"
+            lambda: self._chain.send([copy], self.stage + 1, tag), "sending hidden states"
         )
         self._sending.append((work, copy))
         self._num_sent += 1
@@ -110,16 +108,29 @@ class GlooCollectives:
     def receive(self, num_tokens: int) -> torch.Tensor:
         if len(self._received) < num_tokens:
             self._received = self._received.new_empty((num_tokens, self._received.shape[1]))
-        chain, into, tag = self._chain, self._received[:num_tokens], self._num_received % NUM_TAGS
+        into, tag = self._received[:num_tokens], self._num_received % NUM_TAGS
         self._guarded(
-            lambda: chain.recv([into], self._stage - 1, tag).wait(), "receiving hidden states"
+            lambda: self._chain.recv([into], self.stage - 1, tag).wait(), "receiving hidden states"
         )
         self._num_received += 1
         return into
 
     def close(self) -> None:
         self._sending.clear()
-        del self._group, self._chain
+        self._groups = None  # both connections end with their last reference
+
+    @property
+    def _stage_group(self) -> _Group:
+        return self._open_groups()[0]
+
+    @property
+    def _chain(self) -> _Group:
+        return self._open_groups()[1]
+
+    def _open_groups(self) -> tuple[_Group, _Group]:
+        if self._groups is None:
+            raise CollectivesFailed(f"{self._who}: we have left the instance")
+        return self._groups
 
     def _meet(self, url: str) -> tuple[_Group, _Group]:
         """The stage's group and the chain; a group of one has no connections."""
@@ -128,11 +139,11 @@ class GlooCollectives:
         options._devices = [_device(address)]
         options._timeout = self._timeout
         options._threads = 1  # calls come one after the other
-        stage = distributed.PrefixStore(f"stage-{self._stage}", store)
+        stage = distributed.PrefixStore(f"stage-{self.stage}", store)
         chain = distributed.PrefixStore(f"chain-{self.tp_rank}", store)
         return (
             _group(stage, self.tp_rank, self.tp, options),
-            _group(chain, self._stage, self._pp, options),
+            _group(chain, self.stage, self._pp, options),
         )
 
     def _store(self, url: str) -> tuple[Any, str]:
@@ -144,7 +155,7 @@ class GlooCollectives:
             return store, LOOPBACK
         assert parts.hostname is not None
         assert parts.port is not None
-        is_home = self._stage == 0 and self.tp_rank == 0
+        is_home = self.stage == 0 and self.tp_rank == 0
         store = distributed.TCPStore(
             parts.hostname,
             parts.port,

@@ -58,6 +58,11 @@ class Model(Protocol):
         ...
 
 
+def head_block(shard: Shard) -> int | None:
+    """The index here of the model's last layer, if it is here."""
+    return shard.layers.size - 1 if shard.is_last_stage else None
+
+
 def pick_head_rows(
     batch: Batch, attended: torch.Tensor, residual: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

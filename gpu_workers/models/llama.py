@@ -7,7 +7,7 @@ import torch
 from gpu_workers.batch import Batch
 from gpu_workers.kernels import Kernels, Linear, Norm
 from gpu_workers.models.config import ModelConfig
-from gpu_workers.models.layers import Loader, Shapes, linear_shapes, pick_head_rows
+from gpu_workers.models.layers import Loader, Shapes, head_block, linear_shapes, pick_head_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class Llama:
         self.config = config = load.config
         self.shard = shard = load.shard
         self._kernels = kernels
-        self._is_last = shard.is_last_stage
+        self._end = head_block(shard)
         tied = config.tied_embeddings
-        if shard.is_first_stage or (self._is_last and tied):
+        if shard.is_first_stage or (shard.is_last_stage and tied):
             words = load.vocabulary("model.embed_tokens")
             self._embed = load.embedding(words)
         self._blocks = [_load_layer(load, i) for i in range(shard.layers.start, shard.layers.stop)]
-        if self._is_last:
+        if shard.is_last_stage:
             self._norm = load.norm("model.norm")
             self._head = load.head(words if tied else load.vocabulary("lm_head"))
 
@@ -48,7 +48,7 @@ class Llama:
             qkv = block.qkv(x)
             kernels.append(index, qkv)
             attended = kernels.attention(index, qkv)
-            if self._is_last and index == self.shard.layers.size - 1:
+            if index == self._end:
                 attended, residual = pick_head_rows(batch, attended, residual)
             x = kernels.add_rms_norm(block.o(attended), residual, block.mlp_norm)
             added = block.down(kernels.silu_mul(block.gate_up(x)))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from gpu_workers.batch import Batch
 from gpu_workers.kernels import Kernels, Linear, Norm
 from gpu_workers.models.config import ModelConfig
-from gpu_workers.models.layers import Loader, Shapes, linear_shapes, pick_head_rows
+from gpu_workers.models.layers import Loader, Shapes, head_block, linear_shapes, pick_head_rows
 
 POSITION_OFFSET = 2  # the first two learned positions were padding when OPT was trained
 DECODER = "model.decoder"
@@ -37,23 +37,22 @@ class Opt:
         self.config = config = load.config
         self.shard = shard = load.shard
         self._kernels = kernels
-        self._is_last = shard.is_last_stage
+        self._end = head_block(shard)
         self._is_narrow = config.embed_dim != config.hidden_size
         tied = config.tied_embeddings
-        if shard.is_first_stage or (self._is_last and tied):
+        if shard.is_first_stage or (shard.is_last_stage and tied):
             words = load.vocabulary(f"{DECODER}.embed_tokens")  # (V / tp, E)
         if shard.is_first_stage:
             self._load_embeddings(load, words)
         self._blocks = [_load_layer(load, i) for i in range(shard.layers.start, shard.layers.stop)]
-        if self._is_last:
+        if shard.is_last_stage:
             self._load_head(load, words if tied else load.vocabulary("lm_head"))
 
     def forward(self, batch: Batch, hidden: torch.Tensor | None = None) -> torch.Tensor:
         hidden = self._embed(batch) if hidden is None else hidden
         for index, block in enumerate(self._blocks):
-            is_end = self._is_last and index == self.shard.layers.size - 1
             run = self._norm_first if self.config.norm_first else self._norm_last
-            hidden = run(index, block, hidden, batch if is_end else None)
+            hidden = run(index, block, hidden, batch if index == self._end else None)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:

@@ -20,30 +20,12 @@ from gpu_workers.models.config import ModelConfig, read_config
 from gpu_workers.step_plan import DrawnToken, StepPlan, StepResult
 from ipc.sharding import Shard
 from ipc.vocabulary import DType, Parallelism
-from tests.gpu_workers.checkpoints import llama_gqa, llama_mha, opt_post_norm, opt_pre_norm
 from tests.gpu_workers.driving import MAX_CONTEXT, Driver
 from tests.gpu_workers.thread_collectives import of_instance
 
 SHAPES = [Parallelism(tp, pp) for tp in (1, 2, 4) for pp in (1, 2)]
 DIVIDED = [shape for shape in SHAPES if shape.num_workers > 1]
 NUM_TOKENS = 4096  # as the pool of a `Driver` holds
-
-
-def divisible(name: str, path: Path) -> Path:
-    """A checkpoint of that kind which four ranks and two stages can share.
-
-    The first one's KV heads are shared by ranks where tp is 4, and its vocabulary is padded.
-    """
-    match name:
-        case "llama-gqa":
-            heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 263}
-            return llama_gqa(path, **heads, num_hidden_layers=3)
-        case "llama-mha":
-            return llama_mha(path)
-        case "opt-pre-norm":
-            return opt_pre_norm(path, num_attention_heads=4)
-        case _:
-            return opt_post_norm(path, num_attention_heads=4)
 
 
 def workers(config: ModelConfig, parallelism: Parallelism) -> list[Shard]:

@@ -11,8 +11,9 @@ from gpu_workers.models.config import read_config
 from gpu_workers.step_plan import RowResult
 from ipc.vocabulary import DType, Parallelism, SamplingParams, TokenLogprobs
 from tests.gpu_workers.checkpoints import CHECKPOINTS, llama_gqa
+from tests.gpu_workers.divisible import divisible
 from tests.gpu_workers.driving import Driver, greedy
-from tests.gpu_workers.group_driver import DIVIDED, GroupDriver, divisible, driving, shape_name
+from tests.gpu_workers.group_driver import DIVIDED, GroupDriver, driving, shape_name
 from tests.gpu_workers.test_models import load_reference, reference_greedy, worst_gap
 
 LENGTHS = (1, 7, 33, 40)

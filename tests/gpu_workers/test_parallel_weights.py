@@ -18,7 +18,8 @@ from ipc.kv_layout import Span
 from ipc.sharding import Shard
 from ipc.vocabulary import DType, Parallelism
 from tests.gpu_workers.checkpoints import CHECKPOINTS
-from tests.gpu_workers.group_driver import DIVIDED, build_rank, divisible, shape_name, workers
+from tests.gpu_workers.divisible import divisible
+from tests.gpu_workers.group_driver import DIVIDED, build_rank, shape_name, workers
 
 SHAPES = {"words": (10, 6), "matrix": (8, 12), "vector.bias": (8,), "norm": (8,)}
 CUTS = [

@@ -1,0 +1,196 @@
+"""Ranks that talk by gloo: sums, gathers and hidden states arrive; a lost rank is noticed."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_workers.collectives import CollectivesFailed
+from gpu_workers.gloo_collectives import GlooCollectives
+from ipc.sharding import ModelSizes, Shard, shard
+from ipc.vocabulary import Parallelism
+from tests.gpu_workers.divisible import divisible
+from tests.gpu_workers.driving import Driver
+from tests.gpu_workers.group_driver import driving
+from tests.gpu_workers.rank_process import PROMPTS
+
+SIZES = ModelSizes(
+    name="tiny",
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    hidden_size=8,
+    intermediate_size=8,
+    vocab_size=8,
+)
+REPOSITORY = Path(__file__).parents[2]
+WIDTH = SIZES.hidden_size
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def shards(tp: int, pp: int) -> list[Shard]:
+    pairs = [(stage, rank) for stage in range(pp) for rank in range(tp)]
+    return [shard(SIZES, Parallelism(tp, pp), *pair) for pair in pairs]
+
+
+@contextmanager
+def met(
+    path: Path, tp: int, pp: int, *, dtype: torch.dtype = torch.float32, timeout_s: float = 15.0
+) -> Iterator[Callable[..., list[Any]]]:
+    """All ranks of an instance as threads; runs a function of each rank's collectives on them."""
+    url = f"file://{path}/store"
+
+    def join(own: Shard) -> GlooCollectives:
+        return GlooCollectives(url, own, hidden_size=WIDTH, dtype=dtype, timeout_s=timeout_s)
+
+    with ThreadPoolExecutor(tp * pp) as pool:
+        ranks = list(pool.map(join, shards(tp, pp)))
+        yield lambda act: list(pool.map(act, ranks))
+    for rank in ranks:
+        rank.close()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_sums_are_on_every_rank_and_gathers_on_the_first(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    def act(rank: GlooCollectives) -> tuple[torch.Tensor, torch.Tensor | None]:
+        mine = torch.full((3, 2), rank.tp_rank + 1.0, dtype=dtype)
+        return rank.all_reduce(mine.clone()), rank.gather_columns(mine)
+
+    with met(tmp_path, 4, 1, dtype=dtype) as run:
+        results = run(act)
+    assert all(torch.equal(summed, torch.full((3, 2), 10.0, dtype=dtype)) for summed, _ in results)
+    row = torch.tensor([1, 1, 2, 2, 3, 3, 4, 4], dtype=dtype)
+    assert torch.equal(results[0][1], row.expand(3, 8))
+    assert [gathered for _, gathered in results[1:]] == [None] * 3
+
+
+def test_a_sum_is_made_in_place_and_of_no_rows_as_well(tmp_path: Path) -> None:
+    def act(rank: GlooCollectives) -> bool:
+        mine, none = torch.ones(2, 3), torch.empty(0, 3)
+        return rank.all_reduce(mine) is mine and rank.all_reduce(none) is none
+
+    with met(tmp_path, 2, 1) as run:
+        assert run(act) == [True, True]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_hidden_states_pass_from_stage_to_stage_in_order(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    lengths = (3, 1, 5, 2, 2, 4, 1, 1)
+
+    def act(rank: GlooCollectives) -> list[torch.Tensor]:
+        seen = []
+        for step, length in enumerate(lengths):
+            if rank.stage == 0:
+                hidden = torch.full((length, WIDTH), step + 10.0 * rank.tp_rank, dtype=dtype)
+            else:
+                hidden = rank.receive(length)
+            seen.append(hidden.clone())
+            if rank.stage < 2:
+                rank.send_forward(hidden)
+                hidden.fill_(-1.0)  # the sender's memory is its own again
+        return seen
+
+    with met(tmp_path, 2, 3, dtype=dtype) as run:
+        results = run(act)
+    for stage in (1, 2):
+        for tp_rank in (0, 1):
+            sent, seen = results[tp_rank], results[2 * stage + tp_rank]
+            assert all(torch.equal(a, b) for a, b in zip(sent, seen, strict=True))
+
+
+def test_a_rank_that_leaves_is_noticed_by_those_that_wait_for_it(tmp_path: Path) -> None:
+    def act(rank: GlooCollectives) -> str:
+        if rank.tp_rank == 1:
+            rank.close()
+            return ""
+        with pytest.raises(CollectivesFailed) as caught:
+            rank.all_reduce(torch.ones(2))
+        return str(caught.value)
+
+    started_s = time.monotonic()
+    with met(tmp_path, 2, 1) as run:
+        messages = run(act)
+    assert "stage 0, tp rank 0: a sum failed: Connection closed by peer" in messages[0]
+    assert time.monotonic() - started_s < 10.0
+
+
+def test_a_silent_rank_is_waited_for_no_longer_than_agreed(tmp_path: Path) -> None:
+    def act(rank: GlooCollectives) -> str:
+        if rank.stage == 0:
+            return ""
+        with pytest.raises(CollectivesFailed) as caught:
+            rank.receive(1)
+        return str(caught.value)
+
+    with met(tmp_path, 1, 2, timeout_s=0.5) as run:
+        assert "receiving hidden states failed: Timed out" in run(act)[1]
+
+
+def test_ranks_that_never_come_are_waited_for_no_longer_than_agreed(tmp_path: Path) -> None:
+    (alone, _) = shards(2, 1)
+    with pytest.raises(CollectivesFailed, match="stage 0, tp rank 0: joining the instance failed"):
+        GlooCollectives(
+            f"file://{tmp_path}/store",
+            alone,
+            hidden_size=WIDTH,
+            dtype=torch.float32,
+            timeout_s=0.5,
+        )
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "opt-post-norm"])
+def test_a_model_divided_over_gloo_says_what_one_worker_says(name: str, tmp_path: Path) -> None:
+    model_dir = divisible(name, tmp_path / "model")
+    expected = [Driver(model_dir).generate(prompt, 5) for prompt in PROMPTS]
+    url = f"file://{tmp_path}/store"
+    with driving(model_dir, Parallelism(2, 2), gloo=url) as driver:
+        assert [driver.generate(prompt, 5) for prompt in PROMPTS] == expected
+
+
+def test_processes_of_their_own_say_what_one_worker_says(tmp_path: Path) -> None:
+    """Rendezvous over TCP, as between nodes."""
+    model_dir = divisible("llama-gqa", tmp_path / "model")
+    expected = [Driver(model_dir).generate(prompt, 5) for prompt in PROMPTS]
+    arguments = (str(model_dir), f"tcp://127.0.0.1:{free_port()}")
+    with processes(arguments, json.dumps(expected)) as running:
+        outputs = [process.communicate(timeout=60)[0] for process in running]
+        assert [process.returncode for process in running] == [0] * 4
+    drawn = [json.loads(output) for output in outputs]
+    assert drawn == [[], [], expected, []]  # by stage 1's tp rank 0
+
+
+@contextmanager
+def processes(arguments: Sequence[str], tokens: str) -> Iterator[Sequence[subprocess.Popen[str]]]:
+    """The four ranks of a tp 2, pp 2 instance."""
+    command = [sys.executable, "-m", "tests.gpu_workers.rank_process", *arguments]
+    running = [
+        subprocess.Popen(
+            [*command, str(rank), tokens], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(4)
+    ]
+    try:
+        yield running
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
