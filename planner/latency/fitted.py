@@ -1,13 +1,12 @@
 """Step times from fitted coefficients: Appendix A's condensed forms for one (model, device, tp).
 
 Pipelines are the reference's: a stage takes the whole step divided by pp, plus what each stage
-costs by itself. Where nothing is known of the mix, a mixed step reads the weights once and adds
-both kinds of attention; measured mixed steps take 10 to 17 % more than sums suggest, so a
-colocated baseline needs the interaction fitted before it is believed.
+costs by itself. A mixed step reads the weights once and adds both kinds of attention, and what
+the two cost each other: fitted where mixed steps were measured, else `UNMEASURED_MIX`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from ipc.latency import DecodeRegimes, PrefillTerms
@@ -15,6 +14,11 @@ from ipc.vocabulary import Parallelism
 from planner.errors import ProfileError
 from planner.latency.interface import Chunk, Estimate, Source, StepLine
 from planner.latency.pull import Pull
+
+UNMEASURED_MIX = 1.13
+"""Mixed steps over the sum of their parts: vLLM's on an RTX 4090 and an RTX PRO 6000 take 10 to
+17 % more than the sum says (LLMServingSim's layer profiles). Without it a colocated service looks
+that much too fast."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,12 @@ class Interaction:
 @dataclass(frozen=True)
 class Fit:
     """Coefficients of an instance's whole steps; the spreads are relative standard deviations of
-    what was measured around them, zero where that is not known."""
+    what was measured around them, zero where that is not known. `interaction` is None where no
+    mixed step was measured."""
 
     prefill: PrefillTerms
     decode: DecodeRegimes
-    interaction: Interaction = field(default_factory=Interaction)
+    interaction: Interaction | None = None
     prefill_spread: float = 0.0
     decode_spread: float = 0.0
 
@@ -121,10 +126,11 @@ class FittedLatency:
         """The decoded rows join the prompts' in every product; their attention comes on top."""
         per_token_s = self._decode.terms(batch).per_token_s + self._engine_per_token_s
         rows_s = self._prefill.per_token_s * batch
+        sum_s = self.prefill(chunks).seconds + rows_s + per_token_s * context_tokens
+        if self.fit.interaction is None:
+            return UNMEASURED_MIX * sum_s
         tokens = sum(chunk.num_new for chunk in chunks)
-        interaction_s = self.fit.interaction.seconds(tokens, batch) / self.num_stages
-        prefill_s = self.prefill(chunks).seconds
-        return prefill_s + rows_s + per_token_s * context_tokens + interaction_s
+        return sum_s + self.fit.interaction.seconds(tokens, batch) / self.num_stages
 
     def _bent_prefill(self, chunks: Sequence[Chunk]) -> Estimate:
         """With a negative square term a prompt's curve turns down somewhere: level from there."""

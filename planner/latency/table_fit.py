@@ -23,8 +23,9 @@ def fit_table(table: ProfileTable, threshold: int | None = None) -> Fit:
     prefill, prefill_spread = _fit_prefill(table)
     samples = [DecodeSample(p.batch, p.batch * p.context, p.ms / 1000) for p in table.decode]
     decode, decode_spread = fit_decode(samples, threshold)
-    bare = Fit(prefill, decode)
-    interaction = _fit_interaction(bare, [p for p in table.mixed if p.batch])
+    mixed = [p for p in table.mixed if p.batch]
+    bare = Fit(prefill, decode, Interaction())
+    interaction = _fit_interaction(bare, mixed) if mixed else None
     return Fit(prefill, decode, interaction, prefill_spread, decode_spread)
 
 
