@@ -1,6 +1,7 @@
 """Ranks that talk by gloo: sums, gathers and hidden states arrive; a lost rank is noticed."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -123,7 +124,7 @@ def test_a_rank_that_leaves_is_noticed_by_those_that_wait_for_it(tmp_path: Path)
     started_s = time.monotonic()
     with met(tmp_path, 2, 1) as run:
         messages = run(act)
-    assert "stage 0, tp rank 0: a sum failed: Connection closed by peer" in messages[0]
+    assert re.match("stage 0, tp rank 0: a sum failed: .*(peer|pipe)", messages[0])
     assert time.monotonic() - started_s < 10.0
 
 
