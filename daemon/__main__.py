@@ -127,8 +127,14 @@ def _serve_parser() -> argparse.ArgumentParser:
         option(role, f"instances that {what}", type=int, metavar="N")
         option(f"{role}-tp", "tensor-parallel workers of each stage of them", type=int, metavar="N")
         option(f"{role}-pp", "pipeline stages of each of them", type=int, metavar="N")
-    option("placement", "instances and devices from a file by `distserve plan`, in place of counts "
-           "and shapes", metavar="FILE")  # fmt: skip
+    option("placement", "in place of counts and shapes: a file by `distserve plan`, or auto to let "
+           "the planner choose for this machine and these:", metavar="FILE|auto")  # fmt: skip
+    option("workload", "auto: what is sent, in the words of `distserve plan`", metavar="NAME|CSV")
+    option("rate", "auto: requests per second to carry (default: the best unit)", type=float)
+    option("ttft", "auto: target for the time to first token, such as 200ms", metavar="TIME")
+    option("tpot", "auto: target for the time per output token", metavar="TIME")
+    option("profile", "auto: a table by `distserve profile` (default: a rough sheet of a core)",
+           metavar="FILE")  # fmt: skip
     option("node", "this node's name in the placement (default: the only one there, else the "
            "host's)", metavar="NAME")  # fmt: skip
     option("chunk-tokens", "mixed instances: token budget of a step, prompts in chunks; "

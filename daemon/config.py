@@ -22,7 +22,10 @@ Gibibytes = Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-# What a placement file says instead.
+AUTO = "auto"  # a placement that the planner is to find ...
+SEARCHED = ("workload", "rate", "ttft", "tpot", "profile")  # ... for these
+
+# What a placement says instead.
 COUNTED = (
     *("prefill", "prefill_tp", "prefill_pp"),
     *("decode", "decode_tp", "decode_pp"),
@@ -40,6 +43,11 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     placement: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     node: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    workload: str | None = None
+    rate: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
+    ttft: str | None = None
+    tpot: str | None = None
+    profile: str | None = None
     prefill: Count = 1
     prefill_tp: Degree = 1
     prefill_pp: Degree = 1
@@ -131,6 +139,9 @@ def _check_source(values: dict[str, Any]) -> None:
             f"placement and {counted[0]} exclude each other: a placement says which instances "
             "there are and in which shapes"
         )
+    searched = [key for key in SEARCHED if key in values]
+    if searched and values.get("placement") != AUTO:
+        raise ConfigError(f"{searched[0]} is for a placement that is searched: placement = auto")
 
 
 def _check(config: DaemonConfig) -> None:

@@ -18,7 +18,13 @@ class ModelOutline(msgspec.Struct, frozen=True, kw_only=True):
     """`num_weights` counts the matrices alone, a tied head once: a model takes that and more."""
 
     sizes: ModelSizes
+    head_dim: int
     num_weights: int
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Numbers that one token's keys and values are, over all layers and heads."""
+        return 2 * self.sizes.num_layers * self.sizes.num_kv_heads * self.head_dim
 
 
 def read_outline(config: DaemonConfig) -> ModelOutline:
@@ -38,7 +44,7 @@ def read_outline(config: DaemonConfig) -> ModelOutline:
     )
     head_dim = _count(raw, "head_dim", file, default=max(1, sizes.hidden_size // num_heads))
     num_weights = _num_weights(sizes, head_dim=head_dim, num_mlp_matrices=3 if is_gated else 2)
-    return ModelOutline(sizes=sizes, num_weights=num_weights)
+    return ModelOutline(sizes=sizes, head_dim=head_dim, num_weights=num_weights)
 
 
 def _num_weights(sizes: ModelSizes, *, head_dim: int, num_mlp_matrices: int) -> int:

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from daemon import http_server, worker_link
+from daemon import http_server, planning, worker_link
 from daemon.admin_console import AdminConsole
 from daemon.admission import Capacity
 from daemon.chat_template import ChatTemplate
-from daemon.config import DaemonConfig, model_context
+from daemon.config import AUTO, DaemonConfig, model_context
 from daemon.controller import Controller
 from daemon.errors import AlreadyRunning, ConfigError, Draining, ExitError
 from daemon.feasibility import check_placement
@@ -52,6 +52,9 @@ def run(config: DaemonConfig) -> None:
         listener = stack.enter_context(http_server.bind(config.host, config.port))
         run_dir = stack.enter_context(_own_run_dir(config))
         notifier = stack.enter_context(Notifier.from_environment())
+        if config.placement == AUTO:
+            notifier.extend(config.start_timeout_s, "searching a placement")
+            config = planning.searched(config, run_dir.path)
         daemon = Daemon(config, run_dir, notifier)
         try:
             asyncio.run(daemon.run(listener))
