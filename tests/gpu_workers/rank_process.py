@@ -1,13 +1,16 @@
-"""One rank of a tp 2, pp 2 instance as a process of its own, driven by plans known beforehand.
+"""The four ranks of a tp 2, pp 2 instance, a process each, driven by plans known beforehand.
 
-`python -m tests.gpu_workers.rank_process MODEL_DIR RENDEZVOUS RANK TOKENS`: TOKENS is what the
-instance is expected to draw, in JSON, one list for each of PROMPTS; ranks that do not draw are told
-them, as a leader would. Prints what this rank drew.
+`python -m tests.gpu_workers.rank_process MODEL_DIR RENDEZVOUS TOKENS`: TOKENS is what the instance
+is expected to draw, in JSON, one list for each of PROMPTS; ranks that do not draw are told them, as
+by a leader. Prints what each rank drew. The processes are forked, so that torch is loaded once.
 """
 
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -42,21 +45,28 @@ def plans(tokens: Sequence[Sequence[int]]) -> Iterator[StepPlan]:
             )
 
 
-def main(model_dir: Path, rendezvous: str, rank: int, tokens: Sequence[Sequence[int]]) -> None:
+def run_rank(model_dir: str, rendezvous: str, tokens: str, rank: int) -> list[list[int]]:
+    """What that rank drew for each prompt."""
     torch.set_num_threads(1)
     config = read_config(model_dir)
     shard = workers(config, Parallelism(2, 2))[rank]
     collectives = GlooCollectives(
-        rendezvous, shard, hidden_size=config.hidden_size, dtype=torch.float32, timeout_s=60.0
+        rendezvous, shard, hidden_size=config.hidden_size, dtype=torch.float32
     )
-    executor = build_rank(model_dir, shard, collectives)
+    executor = build_rank(Path(model_dir), shard, collectives)
     drawn: dict[int, list[int]] = {}
-    for plan in plans(tokens):
+    for plan in plans(json.loads(tokens)):
         for row in executor.collect(executor.launch(plan)).rows:
             drawn.setdefault(row.sequence, []).extend(row.token_ids)
     collectives.close()
-    sys.stdout.write(json.dumps([drawn[sequence] for sequence in sorted(drawn)]))
+    return [drawn[sequence] for sequence in sorted(drawn)]
+
+
+def main(arguments: Sequence[str]) -> None:
+    with ProcessPoolExecutor(4, mp_context=get_context("fork")) as pool:
+        drawn = list(pool.map(partial(run_rank, *arguments), range(4)))
+    sys.stdout.write(json.dumps(drawn))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4]))
+    main(sys.argv[1:])

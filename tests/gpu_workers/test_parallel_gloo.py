@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,30 +165,16 @@ def test_processes_of_their_own_say_what_one_worker_says(tmp_path: Path) -> None
     """Rendezvous over TCP, as between nodes."""
     model_dir = divisible("llama-gqa", tmp_path / "model")
     expected = [Driver(model_dir).generate(prompt, 5) for prompt in PROMPTS]
-    arguments = (str(model_dir), f"tcp://127.0.0.1:{free_port()}")
-    with processes(arguments, json.dumps(expected)) as running:
-        outputs = [process.communicate(timeout=60)[0] for process in running]
-        assert [process.returncode for process in running] == [0] * 4
-    drawn = [json.loads(output) for output in outputs]
-    assert drawn == [[], [], expected, []]  # by stage 1's tp rank 0
-
-
-@contextmanager
-def processes(arguments: Sequence[str], tokens: str) -> Iterator[Sequence[subprocess.Popen[str]]]:
-    """The four ranks of a tp 2, pp 2 instance."""
-    command = [sys.executable, "-m", "tests.gpu_workers.rank_process", *arguments]
-    running = [
-        subprocess.Popen(
-            [*command, str(rank), tokens], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(4)
-    ]
-    try:
-        yield running
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+    url = f"tcp://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "tests.gpu_workers.rank_process"]
+    finished = subprocess.run(
+        [*command, str(model_dir), url, json.dumps(expected)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=100,
+    )
+    assert json.loads(finished.stdout) == [[], [], expected, []]  # by stage 1's tp rank 0
 
 
 def free_port() -> int:
