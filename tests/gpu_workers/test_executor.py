@@ -13,6 +13,7 @@ from gpu_workers.models.layers import Loader
 from gpu_workers.models.registry import build_model
 from gpu_workers.sequence_table import SequenceTable
 from gpu_workers.step_plan import BlockCopy, NewBlocks, NewSequence, Pull, Row, StepPlan
+from ipc.kv_layout import RankLayout
 from ipc.vocabulary import DType, KVHandle, Parallelism, SamplingParams
 from tests.gpu_workers.checkpoints import CHECKPOINTS, NUM_TOKEN_IDS, llama_gqa
 from tests.gpu_workers.driving import MAX_CONTEXT, Driver, greedy
@@ -150,6 +151,32 @@ def test_pulled_blocks_are_there_before_the_rows_run(driver: Driver, model_dir: 
         plan = StepPlan(step_id=step_id, rows=(Row(1, 1, True),))
         drawn += executor.collect(executor.launch(plan)).rows[0].token_ids
     assert drawn == expected
+
+
+class Noting(PrivatePool):
+    """An exchange that notes what it is asked for."""
+
+    def __init__(self, layout: RankLayout) -> None:
+        super().__init__(layout)
+        self.asked: list[object] = []
+
+    def unmap_instance(self, instance: str, epoch: int) -> None:
+        self.asked.append((instance, epoch))
+
+    def begin(self, pull: Pull) -> None:
+        self.asked.append(pull)
+
+
+def test_pools_are_forgotten_in_the_order_of_plans_before_a_plans_own_pulls(
+    driver: Driver, model_dir: Path
+) -> None:
+    exchange = Noting(driver.layout)
+    spec = EngineSpec(model_dir=str(model_dir), dtype=DType.FP32, max_context_tokens=MAX_CONTEXT)
+    executor = build_executor(driver.config, spec, exchange)
+    first, second = (Pull(KVHandle("prefill-0", epoch, 4, (1,), 9), (2,)) for epoch in (1, 2))
+    executor.launch(StepPlan(step_id=0, pulls=(first,)))
+    executor.launch(StepPlan(step_id=1, unmapped=(("prefill-0", 1),), pulls=(second,)))
+    assert exchange.asked == [first, ("prefill-0", 1), second]
 
 
 @pytest.mark.parametrize("chunk", [None, 4, 7])
