@@ -31,6 +31,7 @@ USAGE = """usage: distserve COMMAND [options]
   plan      find the best placement for a load and its SLO (distserve plan --help)
   simulate  predict TTFT, TPOT, attainment and goodput of a deployment (distserve simulate --help)
   bench     replay a workload against a running service (distserve bench --help)
+  report    the DistServe paper's figures beside this planner's (distserve report --help)
 """
 
 
@@ -89,6 +90,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plan": planner_command("plan"),
     "simulate": planner_command("simulate"),
     "bench": planner_command("bench"),
+    "report": planner_command("report"),
 }
 
 

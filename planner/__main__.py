@@ -1,16 +1,18 @@
-"""The planner's commands: `distserve plan`, `simulate` and `bench` run here."""
+"""The planner's commands: `distserve plan`, `simulate`, `bench` and `report` run here."""
 
 import sys
 from collections.abc import Callable
 
 from planner.bench import command as bench_command
 from planner.plan import command as plan_command
+from planner.report import command as report_command
 from planner.simulate import command as simulate_command
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plan": plan_command.main,
     "simulate": simulate_command.main,
     "bench": bench_command.main,
+    "report": report_command.main,
 }
 
 

@@ -1,0 +1,1 @@
+"""`distserve report paper`: the paper's figures and tables beside what this planner says."""

@@ -1,0 +1,101 @@
+"""Placement searches as the report makes them: on A100s, with shorter runs than `distserve plan`.
+
+Degrees within a node go up to 8, as in the authors' scripts. Baselines and sensitivity are left
+out, for the report looks at those elsewhere.
+"""
+
+from dataclasses import replace
+
+from planner.cluster import Cluster
+from planner.deployment import Settings
+from planner.goodput import Goodput, goodput
+from planner.latency.choose import Knowledge
+from planner.latency.published import DEVICE
+from planner.paper_curves import COEFFICIENTS, MAX_BATCH, VLLM_PREFILL_TOKENS
+from planner.placement.candidates import crosses_nodes
+from planner.placement.choices import Affinity, Candidate, Problem
+from planner.placement.crew import Crew
+from planner.placement.known_shapes import KnownShapes
+from planner.placement.options import Options
+from planner.placement.results import Found
+from planner.placement.search import search
+from planner.rate_search import Search
+from planner.report.engines import ROOFLINE_MODEL
+from planner.report.runs import paper_load
+from planner.report.terms import Terms
+from planner.simulator.run import simulate
+from planner.simulator.service import Service
+from planner.slo import Slo
+from planner.verdict import Effort, Experiment
+
+PAPER_CLUSTER = Cluster(4, 8, DEVICE)
+MAX_DEGREE = 8
+OPTIONS = Options(
+    first=Effort(500, 500),
+    final=Effort(1_000, 2_000),
+    with_baselines=False,
+    with_sensitivity=False,
+)
+EFFORT_TOLD = (
+    f"searches look at runs of {OPTIONS.first.cap} requests first and up to {OPTIONS.final.cap} "
+    f"for contenders; tp and pp up to {MAX_DEGREE} within a node"
+)
+
+
+def problem(model: str, workload: str, slo: Slo, cluster: Cluster = PAPER_CLUSTER) -> Problem:
+    """For the best unit, by DistServe's raw kernels or by a roofline."""
+    profile = None if model == ROOFLINE_MODEL else COEFFICIENTS["distserve"]
+    return Problem(
+        known=Knowledge(model, device=None if profile else DEVICE, profile=profile),
+        cluster=cluster,
+        workload=paper_load(workload),
+        slo=slo,
+        affinity=Affinity.LOW,
+        settings=Settings(max_batch=MAX_BATCH),
+        max_degree=MAX_DEGREE,
+    )
+
+
+def for_vllm(asked: Problem) -> Problem:
+    """The same with vLLM's engine."""
+    return replace(
+        asked,
+        known=replace(asked.known, profile=COEFFICIENTS["vllm"]),
+        settings=Settings(prefill_tokens=VLLM_PREFILL_TOKENS, max_batch=MAX_BATCH),
+    )
+
+
+def searched(asked: Problem, affinities: tuple[Affinity, ...], terms: Terms) -> list[Found]:
+    """One search for each affinity; what one simulated serves the next.
+
+    Raises:
+        PlacementError: nothing fits, or nothing meets the targets.
+    """
+    devices = asked.cluster.num_devices
+
+    def watch(what: str, num_done: int, num_steps: int) -> None:
+        terms.watch(f"{asked.known.model} on {devices}: {what} {num_done}/{num_steps}")
+
+    with Crew(asked, OPTIONS, watch) as crew:
+        return [
+            search(replace(asked, affinity=affinity), OPTIONS, crew=crew) for affinity in affinities
+        ]
+
+
+def unit_service(candidate: Candidate, asked: Problem) -> Service:
+    """One copy of the candidate, as a search simulates it."""
+    across = crosses_nodes(candidate, asked.cluster)
+    return KnownShapes(asked, OPTIONS).service(candidate.groups, across_nodes=across)
+
+
+def simulated(candidate: Candidate, asked: Problem, guess: float) -> Goodput:
+    """A placement that was not searched for, on the same requests and as closely looked at."""
+    service = unit_service(candidate, asked)
+    experiment = Experiment(
+        run=lambda requests: simulate(service, requests, seed=asked.seed),
+        draw=asked.workload.requests,
+        slo=asked.slo,
+        seed=asked.seed,
+        effort=OPTIONS.final,
+    )
+    return goodput(experiment, candidate.num_devices, Search(guess))
