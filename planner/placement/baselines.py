@@ -19,7 +19,9 @@ from planner.placement.ranking import by_goodput
 PREFILL_FIRST = "prefill first, tensor parallel (vLLM)"
 ANY_PARALLELISM = "prefill first, any parallelism (vLLM++)"
 CHUNKED = "chunked prefill (MII, Sarathi)"
-NUM_SHAPES = 2  # of the chunked baseline, that are simulated with every budget
+MOST_SCALED = 4  # instances; what they gain by sharing a queue hardly grows beyond
+NUM_SHAPES = 1  # of the chunked baseline, that are simulated with every budget
+MOST_SIMULATED = 4  # shapes of each kind: their goodputs differ by little, and cost much to find
 
 
 @dataclass
@@ -71,9 +73,9 @@ def _chunked(
 
 
 def scaled(unit: Evaluated, num_devices: int, problem: Problem) -> Candidate:
-    """As many instances of the unit behind one dispatcher as those devices hold."""
+    """As many instances of the unit behind one dispatcher as those devices hold, up to a few."""
     candidate = unit.candidate
-    wanted = round(num_devices / candidate.num_devices)
+    wanted = min(round(num_devices / candidate.num_devices), MOST_SCALED)
     count = min(max(wanted, 1), max_copies(candidate, problem.cluster))
     return replace(candidate, groups=(replace(candidate.groups[0], count=count),))
 
@@ -81,7 +83,7 @@ def scaled(unit: Evaluated, num_devices: int, problem: Problem) -> Candidate:
 def _explore(
     hunt: Hunt, all_of: Field, items: Sequence[Item], what: str, best: float = 0.0
 ) -> list[Evaluated]:
-    found, dropped = hunt.explore(items, what, best)
+    found, dropped = hunt.explore(items, what, best, MOST_SIMULATED)
     all_of.dropped += dropped
     return found
 

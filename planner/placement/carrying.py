@@ -6,10 +6,12 @@ dispatcher carry a little more than as many alone. So the counts around the pape
 as a whole at the rate, the fewest devices first, until one holds.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
 
-from ipc.vocabulary import Parallelism, Role
+from ipc.vocabulary import Role
+from planner.deployment import Group
 from planner.placement.candidates import counted, max_copies, mixed_counts
 from planner.placement.choices import Candidate, Problem
 from planner.placement.crew import Crew
@@ -17,7 +19,6 @@ from planner.placement.hunt import WAVE, Hunt
 from planner.placement.laboratory import CheckRate
 from planner.placement.limits import Limits
 
-FEWER = 0.9  # of the rate that the phases carry apart: from there on counts are tried
 MOST_TRIED = 120  # compositions; those of more devices are not simulated
 
 
@@ -54,36 +55,30 @@ def _compositions(problem: Problem, rate: float, hunt: Hunt) -> list[Composition
     """Counts of all measured shapes that may carry the rate, fewest devices first."""
     prefills, decodes = (_measured(hunt, role) for role in (Role.PREFILL, Role.DECODE))
     found = [
-        Composition(candidate, surplus)
-        for prefill, first in prefills
-        for decode, second in decodes
-        for candidate, surplus in _pairs(problem, rate, (prefill, decode), (first, second))
+        each
+        for prefill, decode in product(prefills, decodes)
+        for each in _counts(problem, rate, (prefill, decode), hunt)
     ]
     return sorted(found, key=lambda each: (each.candidate.num_devices, -each.surplus))
 
 
-def _measured(hunt: Hunt, role: Role) -> list[tuple[Parallelism, float]]:
+def _measured(hunt: Hunt, role: Role) -> list[Group]:
     return [
-        (group.parallelism, found.rate.value)
+        group
         for group, found in hunt.phases.items()
         if group.role is role and group.count == 1 and found.rate.value > 0
     ]
 
 
-def _pairs(
-    problem: Problem,
-    rate: float,
-    shapes: tuple[Parallelism, Parallelism],
-    ones: tuple[float, float],
-) -> Sequence[tuple[Candidate, float]]:
-    """The counts of one pair that may do."""
-    most = problem.cluster.num_devices
-    pairs = []
+def _counts(
+    problem: Problem, rate: float, ones: tuple[Group, Group], hunt: Hunt
+) -> Iterator[Composition]:
+    """Those of one pair that may do."""
+    prefill, decode = ones
+    shapes, most = (prefill.parallelism, decode.parallelism), problem.cluster.num_devices
     for n, m in mixed_counts(*shapes, most, most=most):
-        surplus = min(n * ones[0], m * ones[1]) / rate
-        if surplus < FEWER:
-            continue
+        carried = hunt.carried(replace(prefill, count=n)), hunt.carried(replace(decode, count=m))
+        surplus = min(carried) / rate
         candidate = counted(*shapes, (n, m))
-        if max_copies(candidate, problem.cluster):
-            pairs.append((candidate, surplus))
-    return pairs
+        if surplus >= 1 and max_copies(candidate, problem.cluster):
+            yield Composition(candidate, surplus)

@@ -8,11 +8,12 @@ n prefill and m decode shapes that takes n + m searches of phases and few of pai
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
-from ipc.vocabulary import Parallelism, Role
+from ipc.vocabulary import Role
 from planner.deployment import Group
 from planner.goodput import Goodput
-from planner.placement.candidates import counted, crosses_nodes, max_copies, mixed_counts
+from planner.placement.candidates import MAX_COUNT, counted, crosses_nodes, max_copies
 from planner.placement.choices import Candidate, Dropped, Evaluated, Problem
 from planner.placement.crew import Crew
 from planner.placement.laboratory import FindGoodput, Part, Setup
@@ -21,7 +22,6 @@ from planner.placement.options import Depth, Options
 
 WAVE = 4  # simulated before the next look at what leads; the result depends on it, so it is fixed
 SLACK = 1.05  # pairs came out at most 1 % above their weaker phase; a first look is rougher
-POOLING = 1.25  # what equal instances behind one dispatcher may carry beyond as many alone
 JOINT_SHARE = 0.95  # of what the weaker phase carries alone: where a joint search begins
 DECODE_SHARE = 0.85  # of the cap: where decode's begins; KV memory makes a sharp knee
 PREFILL_SHARE = 0.7
@@ -60,12 +60,17 @@ class Hunt:
         self._crew, self._limits = crew, limits
 
     def explore(
-        self, items: Sequence[Item], what: str, best: float = 0.0
+        self, items: Sequence[Item], what: str, best: float = 0.0, most: int | None = None
     ) -> tuple[list[Evaluated], list[Dropped]]:
-        """Those simulated as a whole, and those that cannot beat them. None of the items is
-        refused by the limits; `best` is a goodput per device that was found elsewhere."""
+        """Those simulated as a whole, and those that cannot beat them.
+
+        Args:
+            items: none of them refused by the limits.
+            best: a goodput per device that was found elsewhere.
+            most: simulate so many at most, those with the highest bounds.
+        """
         left, found = list(items), list[Evaluated]()
-        while left:
+        while left and not self._is_enough(len(found), most):
             leading = self._leading(left, best)
             if not leading:
                 break
@@ -79,6 +84,9 @@ class Hunt:
         dropped = [Dropped(one.candidate, self._behind(one, best)) for one in self._all(left)]
         return found, dropped
 
+    def _is_enough(self, num_found: int, most: int | None) -> bool:
+        return self._options.prunes and most is not None and num_found >= most
+
     def carried(self, group: Group) -> float:
         """What the group can carry at most, as far as it is known."""
         cap = self._limits.cap(group)
@@ -86,7 +94,8 @@ class Hunt:
             return min(cap, SLACK * self.phases[group].rate.value)
         one = replace(group, count=1)
         if one in self.phases:
-            return min(cap, POOLING * group.count * self.phases[one].rate.value)
+            load = min(SLACK * self.phases[one].rate.value / self._limits.cap(one), 1.0)
+            return cap * pooled(load, group.count)
         return cap
 
     def measure(self, groups: Sequence[Group], what: str) -> bool:
@@ -113,10 +122,23 @@ class Hunt:
     def _composed(self, item: Item) -> Leading | None:
         if not item.is_flexible:
             return Leading(item, item.candidate, self._bound(item.candidate))
-        prefill, decode = item.candidate.groups
-        singles = self.carried(prefill), self.carried(decode)
-        candidate = _by_ratio(item.candidate, singles, self._problem)
+        candidate = self._by_ratio(item.candidate)
         return Leading(item, candidate, self._bound(candidate)) if candidate else None
+
+    def _by_ratio(self, candidate: Candidate) -> Candidate | None:
+        """The counts whose ratio suits the phases best, if they pack into the nodes; else the
+        next. None where no counts do."""
+        cluster = self._problem.cluster
+        prefill, decode = candidate.groups
+        counts = range(1, min(MAX_COUNT, cluster.num_devices) + 1)
+        carried = [self.carried(replace(prefill, count=n)) for n in counts]
+        taken = [self.carried(replace(decode, count=m)) for m in counts]
+        devices = prefill.parallelism.num_workers, decode.parallelism.num_workers
+        for n, m in _ranked_counts(devices, (carried, taken), cluster.num_devices):
+            composed = counted(prefill.parallelism, decode.parallelism, (n, m))
+            if max_copies(composed, cluster):
+                return composed
+        return None
 
     def _bound(self, candidate: Candidate) -> float:
         return min(self.carried(group) for group in candidate.groups)
@@ -154,10 +176,10 @@ class Hunt:
         return FindGoodput(self.setup(candidate), depth, rate, BEYOND * cap, least, is_near)
 
     def _behind(self, one: Leading, best: float) -> str:
-        return (
-            f"{_carries(one.candidate, self)}: at most {one.per_device:.3g} per device, where "
-            f"{best:.3g} was found"
-        )
+        told = f"{_carries(one.candidate, self)}: at most {one.per_device:.3g} per device, where"
+        if one.per_device < best:
+            return f"{told} {best:.3g} was found"
+        return f"{told} {best:.3g} was found among the few with higher bounds that were simulated"
 
 
 def _carries(candidate: Candidate, hunt: Hunt) -> str:
@@ -165,30 +187,23 @@ def _carries(candidate: Candidate, hunt: Hunt) -> str:
     return " and ".join(told) + " requests/s at most"
 
 
-def _by_ratio(
-    candidate: Candidate, singles: tuple[float, float], problem: Problem
-) -> Candidate | None:
-    """The smallest counts whose ratio is as good as the best one, if they pack into the nodes;
-    else the next. None where no counts do."""
-    prefill, decode = (group.parallelism for group in candidate.groups)
-    ranked = _ranked_counts(prefill, decode, singles, problem.cluster.num_devices)
-    for counts in ranked:
-        composed = counted(prefill, decode, counts)
-        if max_copies(composed, problem.cluster):
-            return composed
-    return None
+def pooled(load: float, count: int) -> float:
+    """The load that so many servers with a common queue bear at most, at the wait that one has at
+    `load`: waits go as 1 / (count * (1 - load)) under load (Sakasegawa 1977), and less before."""
+    return 1 - (1 - load) / count
 
 
 def _ranked_counts(
-    prefill: Parallelism, decode: Parallelism, singles: tuple[float, float], max_devices: int
+    devices: tuple[int, int], carried: tuple[list[float], list[float]], max_devices: int
 ) -> list[tuple[int, int]]:
+    """The smallest of those as good as the best ratio; then the others, the best first."""
     scored = []
-    for n, m in mixed_counts(prefill, decode, max_devices):
-        num_devices = n * prefill.num_workers + m * decode.num_workers
-        scored.append((min(n * singles[0], m * singles[1]) / num_devices, num_devices, (n, m)))
-    if not scored:
-        return []
-    enough = SAME * max(score for score, _, _ in scored)
+    for n, m in product(*(range(1, len(rates) + 1) for rates in carried)):
+        num_devices = n * devices[0] + m * devices[1]
+        if num_devices <= max_devices:
+            score = min(carried[0][n - 1], carried[1][m - 1]) / num_devices
+            scored.append((score, num_devices, (n, m)))
+    enough = SAME * max((score for score, _, _ in scored), default=0.0)
     good = sorted((d, -score, counts) for score, d, counts in scored if score >= enough)
     rest = sorted((-score, d, counts) for score, d, counts in scored if score < enough)
     return [counts for _, _, counts in (*good, *rest)]

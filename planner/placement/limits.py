@@ -8,11 +8,13 @@ refusal is a sentence with the numbers that it rests on.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
 from ipc.vocabulary import Role
 from planner.bounds import (
+    DecodeCap,
     Pool,
     decode_rate_cap,
     mean_context,
@@ -27,7 +29,7 @@ from planner.placement.known_shapes import KnownShapes
 from planner.simulator.service import InstanceModel
 from planner.slo import Slo
 from planner.verdict import MAX_DRAIN_SHARE
-from planner.workload.requests import Requests
+from planner.workload.requests import Floats, Requests
 
 # A batch that just meets the TPOT target at the mean context is not the largest that a run ever
 # has: some requests may miss, and shorter contexts leave time. So much more is still possible.
@@ -91,14 +93,10 @@ class Limits:
         one = replace(group, count=1)
         if one not in self._lifetimes:
             instance = self._shapes.instance(one)
-            steps = np.maximum(self._sample.output_tokens - 1, 0) / self._tokens_per_step
-            pool, slo = self._pool(instance), self._slo
-            found = decode_rate_cap(
-                instance.latency, self._sample, pool, slo, self._tokens_per_step
-            )
+            found = self._largest_batch(instance)
             is_idle = not 0 < found.rate < math.inf
-            step_s = 0.0 if is_idle else found.batch / (found.rate * float(steps.mean()))
-            self._lifetimes[one] = step_s * float(np.quantile(steps, 0.9))
+            step_s = 0.0 if is_idle else found.batch / (found.rate * self._mean_steps)
+            self._lifetimes[one] = step_s * float(np.quantile(self._steps, 0.9))
             if group.role is Role.MIXED:  # prompts take turns with the steps
                 self._lifetimes[one] *= 1 + found.rate / self._prefill_cap(instance)
         return self._lifetimes[one]
@@ -151,17 +149,28 @@ class Limits:
         )
 
     def _cap(self, group: Group) -> float:
-        """Mixed instances share their time: prompts that run whole leave the rest to decodes;
-        chunks read the weights for both, so that only the slower phase is a sure bound."""
+        """Mixed instances share their time between prompts and steps. Chunks read the weights for
+        both at once, so that of a step only what its rows add is sure to be left."""
         instance = self._shapes.instance(group)
         if group.role is Role.PREFILL:
             return self._prefill_cap(instance)
         if group.role is Role.DECODE:
             return self._decode_cap(instance)
         prefill, decode = self._prefill_cap(instance), self._decode_cap(instance)
-        if group.chunk_tokens is not None or not min(prefill, decode):
-            return min(prefill, decode)
-        return 1 / (1 / prefill + 1 / decode)
+        if not min(prefill, decode):
+            return 0.0
+        if group.chunk_tokens is None:
+            return 1 / (1 / prefill + 1 / decode)
+        return min(decode, 1 / (1 / prefill + self._rows_s(instance)))
+
+    def _rows_s(self, instance: InstanceModel) -> float:
+        """Of each stage, for one request's share of the steps beyond those of an empty batch."""
+        found = self._largest_batch(instance)
+        micro = max(1, found.batch // instance.latency.num_stages)
+        context = micro * mean_context(self._sample)
+        full_s = instance.latency.decode(micro, context).seconds(context)
+        least_s = instance.latency.decode(1, 1).seconds(1)
+        return self._mean_steps * max(full_s - least_s, 0.0) / micro
 
     def _prefill_cap(self, instance: InstanceModel) -> float:
         tokens = max(instance.limits.prefill_tokens, instance.chunk_tokens or 0)
@@ -175,6 +184,21 @@ class Limits:
             return stable
         in_time = decode_rate_cap(instance.latency, self._sample, pool, slo, per_step).rate
         return min(stable, LEEWAY * in_time)
+
+    def _largest_batch(self, instance: InstanceModel) -> DecodeCap:
+        """As the memory and the TPOT target allow it."""
+        pool, per_step = self._pool(instance), self._tokens_per_step
+        return decode_rate_cap(instance.latency, self._sample, pool, self._slo, per_step)
+
+    @cached_property
+    def _steps(self) -> Floats:
+        """Decode steps of each request, float64[N]."""
+        steps = np.maximum(self._sample.output_tokens - 1, 0)
+        return np.asarray(steps / self._tokens_per_step, np.float64)
+
+    @cached_property
+    def _mean_steps(self) -> float:
+        return float(self._steps.mean())
 
     def _pool(self, instance: InstanceModel) -> Pool:
         block_size = self._problem.settings.memory.block_size

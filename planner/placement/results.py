@@ -51,8 +51,8 @@ class Baseline:
 
     Args:
         unit: one instance, as the search found it; None where none can serve, for `reason`.
-        scaled: as many instances as the disaggregated placement has devices for, behind one
-            dispatcher; or the unit again, where that carries more per device.
+        scaled: as many instances as the disaggregated placement has devices for (4 at most),
+            behind one dispatcher; or the unit again, where that carries more per device.
         gain: goodput per device of the disaggregated one over the baseline's. Its interval takes
             both to be independent; they saw the same requests, so it is wider than it must be.
         attainment_gain: share of requests that meet the SLO, at the rate per device of the
