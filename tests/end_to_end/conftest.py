@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.reference import Reference
-from tests.end_to_end.service import Service, serving
+from tests.end_to_end.service import Service, serving, shapes
 from tests.gpu_workers.checkpoints import llama_gqa
 
 SMOLLM2 = Path(__file__).parents[2] / "models" / "smollm2"
@@ -32,4 +32,12 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_service(tiny_llama: Path) -> Iterator[Service]:
     """One prefill and one decode instance of the tiny model, in fp32."""
     with serving(tiny_llama, "--dtype", "float32", "--kv-cache-gib", "0.02") as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def parallel_service(tiny_llama: Path) -> Iterator[Service]:
+    """The same with two workers each: tensor parallel in prefill, a pipeline in decode."""
+    flags = ("--dtype", "float32", "--kv-cache-gib", "0.02")
+    with serving(tiny_llama, *flags, *shapes(prefill=(2, 1), decode=(1, 2))) as service:
         yield service
