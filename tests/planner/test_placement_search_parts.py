@@ -13,6 +13,7 @@ from planner.intervals import Interval
 from planner.placement.candidates import pair
 from planner.placement.choices import Evaluated
 from planner.placement.crew import Crew
+from planner.placement.hunt import pooled
 from planner.placement.laboratory import FindGoodput, Laboratory, Part, Setup
 from planner.placement.limits import Limits
 from planner.placement.options import Depth
@@ -46,6 +47,19 @@ def test_the_analytic_cap_is_above_what_is_simulated() -> None:
     for group, part in ((PREFILL, Part.PREFILL), (DECODE, Part.DECODE)):
         assert limits.cap(group) > goodput_of(Setup((group,), part=part))
         assert limits.cap(replace(group, count=3)) == pytest.approx(3 * limits.cap(group))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_several_instances_bear_more_than_as_many_alone_but_not_beyond_the_bound(
+    count: int,
+) -> None:
+    """Where one instance must stay idle to be in time, four of them carry twice four times it."""
+    problem = small_problem()
+    laboratory = Laboratory(problem, quick())
+    cap = Limits(problem, laboratory.shapes, laboratory.sample).cap(PREFILL)
+    one = goodput_of(Setup((PREFILL,), part=Part.PREFILL))
+    together = goodput_of(Setup((replace(PREFILL, count=count),), part=Part.PREFILL))
+    assert count * one < together <= count * cap * pooled(one / cap, count)
 
 
 def test_a_stage_wider_than_a_node_is_refused() -> None:
