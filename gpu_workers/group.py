@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gpu_workers.leader import Pulls, StepExecutor
-from gpu_workers.plan_bus import LeaderBus, wait_for_any
+from gpu_workers.plan_bus import LeaderBus, Waiting
 from gpu_workers.step_plan import PullResult, StepPlan, StepResult
 from ipc.messages import Command, Event, Tokens
 from ipc.sockets import WorkerSocket
@@ -100,6 +100,7 @@ class GroupLink:
     def __init__(self, link: WorkerSocket, bus: LeaderBus) -> None:
         self._link = link
         self._bus = bus
+        self._waiting = Waiting([link.waitable, *bus.waitables])
 
     def send(self, event: Event | Tokens) -> None:
         self._link.send(event)
@@ -107,7 +108,7 @@ class GroupLink:
     def receive(self, timeout_s: float | None) -> list[Command]:
         """Commands, perhaps none where followers have said something."""
         if timeout_s != 0:
-            wait_for_any([self._link.waitable, *self._bus.waitables], timeout_s)
+            self._waiting(timeout_s)
         self._bus.drain()
         return self._link.receive(0)
 

@@ -1,18 +1,16 @@
 """Step plans from a leader to its followers, in order, and what followers report back.
 
 One ROUTER at the leader, a DEALER per follower, on an address that is fresh with every life of
-the instance. A message is `[kind, JSON]`; plans are numbered without gaps, so a lost one is seen.
-Either side sees at once when the other's process ends. Whoever reads decides nothing: what has
-come is kept until it is asked for.
+the instance. A message is `[kind, JSON]`, written and read by msgspec itself, since it is on the
+path of every step; plans are numbered without gaps, so a lost one is seen. Either side sees at
+once when the other's process ends. What has come is kept until it is asked for.
 """
 
 import time
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any
 
 import msgspec
-import orjson
 import zmq
 
 from gpu_workers.step_plan import PullResult, StepPlan, StepResult
@@ -20,6 +18,11 @@ from ipc.vocabulary import WorkerName
 
 RECONNECT_MS = 10
 FAREWELL_MS = 500  # how long a closing leader's last words may take to leave
+
+_encode = msgspec.json.Encoder().encode
+_decode_plan = msgspec.json.Decoder(StepPlan).decode
+_decode_result = msgspec.json.Decoder(StepResult).decode
+_decode_pull = msgspec.json.Decoder(PullResult).decode
 
 
 class GroupBroken(Exception):
@@ -36,6 +39,19 @@ class Kind(bytes, Enum):
     PULL = b"U"
 
 
+class Waiting:
+    """Waits for any of several sockets to become readable."""
+
+    def __init__(self, sockets: Iterable[zmq.Socket[bytes]]) -> None:
+        self._poller = zmq.Poller()
+        for socket in sockets:
+            self._poller.register(socket, zmq.POLLIN)
+
+    def __call__(self, timeout_s: float | None) -> bool:
+        """False when none was in that time (None: for ever)."""
+        return bool(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
+
+
 class LeaderBus:
     """The leader's end.
 
@@ -50,6 +66,7 @@ class LeaderBus:
         self._socket = _socket(self._context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._losses = _watch_losses(self._socket)
+        self._waiting = Waiting(self.waitables)
         self._socket.bind(endpoint)
         self._joined: set[bytes] = set()
         self._results: dict[int, StepResult] = {}
@@ -66,11 +83,11 @@ class LeaderBus:
         while missing := self._followers - self._joined:
             if not self._wait(deadline_s):
                 names = ", ".join(sorted(name.decode() for name in missing))
-                raise GroupBroken(f"{names} did not join within {timeout_s:.0f} s")
+                raise GroupBroken(f"{names} did not join within {timeout_s:g} s")
 
     def send(self, plan: StepPlan) -> None:
         """To every follower; never waits."""
-        self._send(Kind.PLAN, orjson.dumps(msgspec.to_builtins(plan)))
+        self._send(Kind.PLAN, _encode(plan))
 
     def dismiss(self) -> None:
         """The last message: followers end."""
@@ -85,7 +102,7 @@ class LeaderBus:
         deadline_s = time.monotonic() + timeout_s
         while step_id not in self._results:
             if not self._wait(deadline_s):
-                raise GroupBroken(f"no result of step {step_id} within {timeout_s:.0f} s")
+                raise GroupBroken(f"no result of step {step_id} within {timeout_s:g} s")
         return self._results.pop(step_id)
 
     def take_pulls(self) -> list[PullResult]:
@@ -101,14 +118,13 @@ class LeaderBus:
             raise GroupBroken("a follower has ended")
 
     def close(self) -> None:
-        self._socket.disable_monitor()
-        self._losses.close(0)
         self._socket.close(FAREWELL_MS)
+        self._losses.close(0)
         self._context.term()
 
     def _wait(self, deadline_s: float) -> bool:
         """Take in what comes; False at the deadline."""
-        if not wait_for_any(self.waitables, max(0.0, deadline_s - time.monotonic())):
+        if not self._waiting(max(0.0, deadline_s - time.monotonic())):
             return False
         self.drain()
         return True
@@ -117,10 +133,10 @@ class LeaderBus:
         if kind == Kind.JOINED:
             self._joined.add(sender)
         elif kind == Kind.STEP:
-            result = _read(payload, StepResult)
+            result = _decode_result(payload)
             self._results[result.step_id] = result
         else:
-            self._pulls.append(_read(payload, PullResult))
+            self._pulls.append(_decode_pull(payload))
 
     def _send(self, kind: Kind, payload: bytes) -> None:
         try:
@@ -162,19 +178,18 @@ class FollowerBus:
             if kind == Kind.DISMISSAL:
                 self.is_dismissed = True
             else:
-                plans.append(self._next(_read(payload, StepPlan)))
+                plans.append(self._next(_decode_plan(payload)))
         if is_lost and not self.is_dismissed:
             raise GroupBroken("the leader has ended")
         return plans
 
     def report(self, result: StepResult | PullResult) -> None:
         kind = Kind.STEP if isinstance(result, StepResult) else Kind.PULL
-        self._send(kind, orjson.dumps(msgspec.to_builtins(result)))
+        self._send(kind, _encode(result))
 
     def close(self) -> None:
-        self._socket.disable_monitor()
-        self._losses.close(0)
         self._socket.close(0)
+        self._losses.close(0)
         self._context.term()
 
     def _next(self, plan: StepPlan) -> StepPlan:
@@ -198,15 +213,3 @@ def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> zmq.Socket[
 def _watch_losses(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
     """A socket that is readable once a connection of the given one has ended."""
     return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-
-
-def wait_for_any(sockets: Iterable[zmq.Socket[bytes]], timeout_s: float | None) -> bool:
-    """Until one of them is readable; False when none was in that time (None: for ever)."""
-    poller = zmq.Poller()
-    for socket in sockets:
-        poller.register(socket, zmq.POLLIN)
-    return bool(poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
-
-
-def _read(payload: bytes, into: type[Any]) -> Any:
-    return msgspec.convert(orjson.loads(payload), into)

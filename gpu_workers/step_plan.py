@@ -66,7 +66,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     draws: bool
 
 
-class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step of one micro-batch.
 
     `unmapped` names (instance, epoch) whose pools are to be forgotten from here on: ranks do that
@@ -85,7 +85,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...] = ()
 
 
-class RowResult(msgspec.Struct, frozen=True):
+class RowResult(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """What a drawing row drew: one token per choice of its sequence, in their order.
 
     `prompt_logprobs` has one entry per prompt token, the first one None; it comes when the last

@@ -28,7 +28,7 @@ from gpu_workers.gloo_collectives import GlooCollectives
 from gpu_workers.group import GroupExchange, GroupExecutor, GroupLink, drawer, ranks
 from gpu_workers.leader import Leader
 from gpu_workers.models.config import ModelConfig, read_config
-from gpu_workers.plan_bus import FollowerBus, GroupBroken, LeaderBus, wait_for_any
+from gpu_workers.plan_bus import FollowerBus, GroupBroken, LeaderBus, Waiting
 from gpu_workers.prefault import prefault
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
@@ -120,7 +120,6 @@ class Worker:
     def _follow(self, feed: FollowerBus) -> None:
         name, parallelism = self._config.name, self._config.parallelism
         exchange, executor = self._build()
-        waitables = [self._link.waitable, *feed.waitables]
         with self._ready(exchange, executor):
             Follower(
                 self._link,
@@ -128,7 +127,7 @@ class Worker:
                 executor,
                 exchange,
                 Peers(exchange, self._take_descriptor),
-                wait=lambda timeout_s: wait_for_any(waitables, timeout_s),
+                wait=Waiting([self._link.waitable, *feed.waitables]),
                 draws=name == drawer(name.instance, parallelism),
             ).run()
 

@@ -1,9 +1,9 @@
 """What a step costs beside the arithmetic where an instance has several workers.
 
-`python -m tests.benchmarks.control_path`. The real scheduler and plan bus, with 64 choices in decode
-and three followers, each a process of its own: the leader plans and sends, every follower decodes
-the plan, one of them answers with 64 drawn tokens, and the leader takes them in. No model is run,
-so a step is all overhead. On fewer cores than processes the others' turns are in the figures.
+`python -m tests.benchmarks.control_path`. The real scheduler and plan bus, with 64 choices in
+decode and three followers, each a process of its own: the leader plans and sends, every follower
+decodes the plan, one of them answers with 64 drawn tokens, and the leader takes them in. No model
+is run, so a step is all overhead. On fewer cores than processes the others' turns are in it.
 """
 
 import os
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from gpu_workers.batching import BatchLimits
 from gpu_workers.group import drawer, ranks
-from gpu_workers.plan_bus import FollowerBus, LeaderBus, wait_for_any
+from gpu_workers.plan_bus import FollowerBus, LeaderBus, Waiting
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
 from gpu_workers.step_plan import Row, RowResult, StepResult
@@ -120,8 +120,9 @@ def start(endpoint: str, name: WorkerName, *, is_answering: bool) -> subprocess.
 def follow(endpoint: str, stage: int, tp_rank: int, *, is_answering: bool) -> None:
     """Decode plans; one follower answers as a rank that draws."""
     with closing(FollowerBus(endpoint, WorkerName("here", stage, tp_rank))) as feed:
+        waiting = Waiting(feed.waitables)
         while not feed.is_dismissed:
-            wait_for_any(feed.waitables, None)
+            waiting(None)
             for plan in feed.receive():
                 if is_answering:
                     rows = tuple(answer(row) for row in plan.rows if row.draws)

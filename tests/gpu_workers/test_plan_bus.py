@@ -1,0 +1,142 @@
+"""Plans and reports over real sockets: order, gaps, and the ends of processes."""
+
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+import zmq
+
+from gpu_workers.plan_bus import FollowerBus, GroupBroken, LeaderBus, Waiting
+from gpu_workers.step_plan import DrawnToken, PullResult, Row, RowResult, StepPlan, StepResult
+from ipc.vocabulary import TokenLogprobs, WorkerName
+
+ONE, OTHER = WorkerName("here", 0, 1), WorkerName("here", 1, 0)
+PATIENCE_S = 10.0
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/plans.ipc"
+
+
+@pytest.fixture
+def leader(endpoint: str) -> Iterator[LeaderBus]:
+    with closing(LeaderBus(endpoint, [ONE, OTHER])) as bus:
+        yield bus
+
+
+@pytest.fixture
+def followers(endpoint: str, leader: LeaderBus) -> Iterator[list[FollowerBus]]:
+    with closing(FollowerBus(endpoint, ONE)) as one, closing(FollowerBus(endpoint, OTHER)) as other:
+        leader.gather(PATIENCE_S)
+        yield [one, other]
+
+
+def plans_of(bus: FollowerBus, count: int) -> list[StepPlan]:
+    plans: list[StepPlan] = []
+    while len(plans) < count:
+        assert Waiting(bus.waitables)(PATIENCE_S)
+        plans += bus.receive()
+    return plans
+
+
+def until_broken(bus: FollowerBus) -> str:
+    try:
+        while Waiting(bus.waitables)(PATIENCE_S):
+            bus.receive()
+    except GroupBroken as error:
+        return str(error)
+    raise AssertionError("it goes on")
+
+
+def test_every_follower_gets_every_plan_in_order(
+    leader: LeaderBus, followers: list[FollowerBus]
+) -> None:
+    sent = [
+        StepPlan(
+            step_id=i, drawn=(DrawnToken(i, 5),), rows=(Row(i, 1, True),), unmapped=(("p", i),)
+        )
+        for i in range(1, 40)
+    ]
+    for plan in sent:
+        leader.send(plan)
+    assert [plans_of(follower, len(sent)) for follower in followers] == [sent, sent]
+
+
+def test_results_and_pulls_come_back(leader: LeaderBus, followers: list[FollowerBus]) -> None:
+    row = RowResult(7, (3,), (TokenLogprobs(3, -0.5, ((3, -0.5),)),))
+    result, pull = StepResult(4, (row,)), PullResult(9, 1024, 1.5, 2.5)
+    followers[0].report(pull)
+    followers[1].report(pull)
+    followers[1].report(StepResult(3, ()))
+    followers[1].report(result)
+    assert leader.result(4, PATIENCE_S) == result
+    assert leader.has_result(3)
+    leader.result(3, PATIENCE_S)
+    assert not leader.has_result(3)
+    pulls = leader.take_pulls()
+    while len(pulls) < 2:
+        assert Waiting(leader.waitables)(PATIENCE_S)
+        leader.drain()
+        pulls += leader.take_pulls()
+    assert pulls == [pull, pull]
+
+
+def test_a_missing_plan_ends_the_follower(leader: LeaderBus, followers: list[FollowerBus]) -> None:
+    leader.send(StepPlan(step_id=1))
+    leader.send(StepPlan(step_id=3))
+    assert until_broken(followers[0]) == "step 3 came where 2 was due"
+
+
+def test_a_follower_that_does_not_join_is_named(endpoint: str, leader: LeaderBus) -> None:
+    with closing(FollowerBus(endpoint, ONE)), pytest.raises(GroupBroken) as broken:
+        leader.gather(0.3)
+    assert str(broken.value) == "here/1.0 did not join within 0.3 s"
+
+
+def test_a_follower_may_come_before_its_leader(endpoint: str) -> None:
+    with closing(FollowerBus(endpoint, ONE)), closing(LeaderBus(endpoint, [ONE])) as leader:
+        leader.gather(PATIENCE_S)
+
+
+def test_the_end_of_a_follower_is_seen_at_once(
+    leader: LeaderBus, followers: list[FollowerBus]
+) -> None:
+    close_abruptly(followers[0])
+    with pytest.raises(GroupBroken, match="a follower has ended"):
+        leader.result(1, PATIENCE_S)
+
+
+def test_the_end_of_the_leader_is_seen_at_once(
+    leader: LeaderBus, followers: list[FollowerBus]
+) -> None:
+    close_abruptly(leader)
+    assert until_broken(followers[0]) == "the leader has ended"
+
+
+def test_a_dismissed_follower_reads_what_came_before_and_is_not_broken(
+    leader: LeaderBus, followers: list[FollowerBus]
+) -> None:
+    leader.send(StepPlan(step_id=1))
+    leader.dismiss()
+    leader._socket.close(1000)
+    plans = []
+    while not followers[0].is_dismissed:
+        assert Waiting(followers[0].waitables)(PATIENCE_S)
+        plans += followers[0].receive()
+    assert plans == [StepPlan(step_id=1)]
+    assert followers[0].receive() == []
+
+
+def test_a_result_that_never_comes_is_waited_for_within_a_bound(
+    leader: LeaderBus, followers: list[FollowerBus]
+) -> None:
+    with pytest.raises(GroupBroken, match="no result of step 5"):
+        leader.result(5, 0.05)
+
+
+def close_abruptly(bus: LeaderBus | FollowerBus) -> None:
+    """As a killed process would."""
+    with suppress(zmq.ZMQError):
+        bus._socket.close(0)
