@@ -6,6 +6,7 @@ open can beat the best that was simulated: the rest is dropped, with the numbers
 n prefill and m decode shapes that takes n + m searches of phases and few of pairs.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -67,13 +68,16 @@ class Hunt:
         Args:
             items: none of them refused by the limits.
             best: a goodput per device that was found elsewhere.
-            most: simulate so many at most, those with the highest bounds.
+            most: simulate so many at most, those with the highest bounds, and of bounds that
+                are nearly equal the smaller ones.
         """
         left, found = list(items), list[Evaluated]()
         while left and not self._is_enough(len(found), most):
             leading = self._leading(left, best)
             if not leading:
                 break
+            if most is not None:
+                leading.sort(key=_small_first)
             if self._measure(leading[: 2 * WAVE], what):
                 continue
             wave = leading if not self._options.prunes else leading[:WAVE]
@@ -180,6 +184,12 @@ class Hunt:
         if one.per_device < best:
             return f"{told} {best:.3g} was found"
         return f"{told} {best:.3g} was found among the few with higher bounds that were simulated"
+
+
+def _small_first(one: Leading) -> tuple[int, int]:
+    """Bounds in steps of a tenth, then devices."""
+    step = math.ceil(-math.log(max(one.per_device, 1e-12)) / math.log(1.1))
+    return step, one.candidate.num_devices
 
 
 def _carries(candidate: Candidate, hunt: Hunt) -> str:
