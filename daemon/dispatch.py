@@ -10,9 +10,11 @@ import msgspec
 
 
 class PrefillLoad(msgspec.Struct, frozen=True):
-    """What waits at a prefill instance, in tokens, the running batch included."""
+    """What waits at a prefill instance, in tokens, the running batch included; and the choices
+    that it decodes beside, which a mixed instance's next prompt would join."""
 
     queued_tokens: int
+    num_sequences: int = 0
 
 
 class DecodeLoad(msgspec.Struct, frozen=True):
@@ -24,8 +26,8 @@ class DecodeLoad(msgspec.Struct, frozen=True):
 
 
 def pick_prefill(loads: Sequence[PrefillLoad]) -> int:
-    """Index of the shortest queue; the first of equals (paper section 4.3)."""
-    return min(range(len(loads)), key=lambda i: loads[i].queued_tokens)
+    """Index of the shortest queue (paper section 4.3); of equals, the one that decodes least."""
+    return min(range(len(loads)), key=lambda i: (loads[i].queued_tokens, loads[i].num_sequences))
 
 
 def pick_decode(loads: Sequence[DecodeLoad]) -> int:

@@ -46,7 +46,7 @@ class Instance:
 
     @property
     def prefill_load(self) -> PrefillLoad:
-        return PrefillLoad(queued_tokens=sum(self.queued.values()))
+        return PrefillLoad(sum(self.queued.values()), num_sequences=len(self.sequences))
 
     @property
     def decode_load(self) -> DecodeLoad:

@@ -24,6 +24,7 @@ class PrefillEngine:
         on_prefilled: Callable[[float, Passage], None],
     ) -> None:
         self.queued_tokens = 0  # the running ones included
+        self.num_sequences = 0  # decoded here: none
         self._latency = model.latency
         self._limits = model.limits
         self._step_s = service.overheads.prefill_step_s

@@ -105,7 +105,8 @@ class _Simulation:
         if len(engines) == 1:
             chosen = 0
         else:
-            chosen = pick_prefill([PrefillLoad(engine.queued_tokens) for engine in engines])
+            loads = [PrefillLoad(e.queued_tokens, e.num_sequences) for e in engines]
+            chosen = pick_prefill(loads)
         engines[chosen].arrive(now_s, passage)
 
     def _prefilled(self, now_s: float, passage: Passage) -> None:

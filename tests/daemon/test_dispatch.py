@@ -43,3 +43,9 @@ def test_cores_are_shared_equally_and_one_is_left_to_the_daemon(
 ) -> None:
     cores = range(num_cores)
     assert cpu_share(cores, 1, num_workers=num_workers, num_threads=asked) == share_of_second
+
+
+def test_of_equally_short_queues_the_one_that_decodes_least_is_taken() -> None:
+    """A bug: idle queues were all equal, so the first mixed instance got every request."""
+    loads = [PrefillLoad(0, num_sequences=3), PrefillLoad(0, num_sequences=1), PrefillLoad(5)]
+    assert pick_prefill(loads) == 1

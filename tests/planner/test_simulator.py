@@ -243,3 +243,12 @@ def test_a_request_that_fits_no_pool_is_refused() -> None:
             Service((instance(Role.PREFILL), instance(Role.DECODE, kv_blocks=40))),
             constant(5, 1.0, tokens=(1000, 100)),
         )
+
+
+def test_colocated_instances_share_the_decodes() -> None:
+    """A bug: empty prefill queues are equal, and the first instance was given every request."""
+    requests = chat(400, rate=8.0)
+    four = Service(tuple(instance(Role.MIXED) for _ in range(4)))
+    alone = Service((instance(Role.MIXED),))
+    ours = simulate(four, requests).tpot_s.mean()
+    assert ours < 1.1 * simulate(alone, requests.stretched(4)).tpot_s.mean()
