@@ -5,6 +5,7 @@ placements of Algorithm 2 (low node affinity) and of Algorithm 1 (high).
 """
 
 from itertools import product
+from operator import itemgetter
 
 from ipc.vocabulary import Parallelism, Role
 from planner.deployment import Group
@@ -15,11 +16,11 @@ from planner.report import explained
 from planner.report.contents import Cell, Column, Drawing, Page, Panel, Table
 from planner.report.runs import Setting, Swept, over_rates, over_scales
 from planner.report.searches import (
-    EFFORT_TOLD,
     for_vllm,
     problem,
     searched,
     simulated,
+    told_effort,
     unit_service,
 )
 from planner.report.terms import Terms
@@ -51,7 +52,7 @@ def figure_11(terms: Terms) -> Page:
             "not printed",
             f"simulated: TTFT {SLO[0]:g} s and TPOT {SLO[1]:g} s, as in the authors' script; vLLM "
             f"by vllm-added, DistServe by distserve-raw; {REQUESTS_PER_DEVICE} requests for each "
-            f"GPU (the script: 25, which end within a minute), {terms.runs}; {EFFORT_TOLD}",
+            f"GPU (the script: 25, which end within a minute), {terms.runs}; {told_effort(terms)}",
             *(f"{each.label}: {each.known}" for each in settings),
         ),
         (
@@ -73,12 +74,21 @@ def _distserve(asked: Problem, terms: Terms) -> list[Setting]:
     for affinity, found in zip(affinities, searched(asked, affinities, terms), strict=True):
         assert found.disaggregated is not None, "without baselines there is nothing else"
         unit = found.disaggregated.best.candidate
-        settings.append(_setting(f"DistServe-{affinity.title()}", unit, asked))
+        settings.append(_setting(f"DistServe-{affinity.title()}", unit, asked, terms))
     return settings
 
 
 def _vllm(asked: Problem, terms: Terms) -> list[Setting]:
-    """As in the paper, and the best of all shapes that are known and fit."""
+    """As in the paper, and the best."""
+    best = best_colocated(asked, terms)
+    return [
+        _setting("vLLM", _colocated(VLLM), asked, terms),
+        _setting("vLLM++", best, asked, terms),
+    ]
+
+
+def best_colocated(asked: Problem, terms: Terms) -> Candidate:
+    """Of all shapes that are known and fit the cluster."""
     rated: list[tuple[float, Candidate]] = []
     for tp, pp in product(DEGREES, DEGREES):
         candidate = _colocated(Parallelism(tp, pp))
@@ -86,22 +96,21 @@ def _vllm(asked: Problem, terms: Terms) -> list[Setting]:
             continue
         terms.watch(f"vLLM++ {short_candidate(candidate)}")
         try:
-            found = simulated(candidate, asked, 0.3 * candidate.num_devices)
+            found = simulated(candidate, asked, terms, 0.3 * candidate.num_devices)
         except (InfeasibleShape, ProfileError):
             continue
         rated.append((found.per_device.value, candidate))
-    _, best = max(rated, key=lambda pair: pair[0])
-    return [_setting("vLLM", _colocated(VLLM), asked), _setting("vLLM++", best, asked)]
+    return max(rated, key=itemgetter(0))[1]
 
 
 def _colocated(parallelism: Parallelism) -> Candidate:
     return Candidate(System.PREFILL_FIRST, (Group(Role.MIXED, 1, parallelism),))
 
 
-def _setting(label: str, candidate: Candidate, asked: Problem) -> Setting:
+def _setting(label: str, candidate: Candidate, asked: Problem, terms: Terms) -> Setting:
     return Setting(
         label=label,
-        service=unit_service(candidate, asked),
+        service=unit_service(candidate, asked, terms),
         workload=asked.workload,
         num_requests=REQUESTS_PER_DEVICE * candidate.num_devices,
         known=short_candidate(candidate),

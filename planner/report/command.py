@@ -45,7 +45,7 @@ def _pages(plan: Plan, watch: Callable[[str], None], turn: Callable[[], None]) -
         def told(label: str, page: str = name) -> None:
             watch(f"{page}: {label}")
 
-        yield CHAPTERS[name](Terms(plan.percent, plan.num_seeds, told))
+        yield CHAPTERS[name](Terms(plan.percent, plan.num_seeds, watch=told))
         turn()
 
 

@@ -54,15 +54,18 @@ class Compared:
 
 def figure_8(terms: Terms) -> Page:
     """Chatbot: OPT-13B, 66B and 175B on ShareGPT."""
-    return _page("fig8", "Figure 8: chatbot on ShareGPT", FIGURE_8, terms)
+    return end_to_end_page("fig8", "Figure 8: chatbot on ShareGPT", FIGURE_8, terms)
 
 
 def figure_9(terms: Terms) -> Page:
     """Code completion and summarisation: OPT-66B on HumanEval and on LongBench."""
-    return _page("fig9", "Figure 9: HumanEval and LongBench, OPT-66B", FIGURE_9, terms)
+    return end_to_end_page("fig9", "Figure 9: HumanEval and LongBench, OPT-66B", FIGURE_9, terms)
 
 
-def _page(name: str, title: str, experiments: tuple[tuple[str, str], ...], terms: Terms) -> Page:
+def end_to_end_page(
+    name: str, title: str, experiments: tuple[tuple[str, str], ...], terms: Terms
+) -> Page:
+    """Of some experiments."""
     tables: list[Table] = []
     drawings: list[Drawing] = []
     sources = [explained.CURVES, explained.BAND]

@@ -59,7 +59,7 @@ def figure_1(terms: Terms) -> Page:
     """Colocated, prefill alone, decode alone, and 2 prefill + 1 decode."""
     paper = motivation()
     cases = _cases(paper, terms)
-    found = [_goodput(case, terms) for case in cases]
+    found = list(goodputs(terms).values())
     return Page(
         name="fig1",
         title="Figure 1: one A100, OPT-13B, 512 tokens in and 64 out",
@@ -74,6 +74,11 @@ def figure_1(terms: Terms) -> Page:
         drawings=(_drawing(cases, paper, terms),),
         notes=(_note(paper),),
     )
+
+
+def goodputs(terms: Terms, effort: Effort = EFFORT) -> dict[str, Goodput]:
+    """By case."""
+    return {case.label: _goodput(case, terms, effort) for case in _cases(motivation(), terms)}
 
 
 def _cases(paper: Motivation, terms: Terms) -> list[Case]:
@@ -101,13 +106,13 @@ def _split(num_prefill: int, num_decode: int, profile: str) -> Service:
     return service(known, groups, Settings())
 
 
-def _goodput(case: Case, terms: Terms) -> Goodput:
+def _goodput(case: Case, terms: Terms, effort: Effort) -> Goodput:
     terms.watch(f"goodput, {case.label}")
     experiment = Experiment(
         run=lambda requests: simulate(case.service, requests),
         draw=parse_workload(LOAD).requests,
         slo=case.slo,
-        effort=EFFORT,
+        effort=effort,
     )
     return goodput(experiment, case.num_devices)
 

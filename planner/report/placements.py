@@ -16,7 +16,7 @@ from planner.report import explained
 from planner.report.contents import Cell, Column, Page, Table
 from planner.report.engines import ROOFLINE_MODEL
 from planner.report.published import PlacementRow, placement_rows
-from planner.report.searches import EFFORT_TOLD, problem, searched, simulated
+from planner.report.searches import problem, searched, simulated, told_effort
 from planner.report.terms import Terms
 from planner.slo import Slo
 
@@ -59,7 +59,7 @@ def placements_page(rows: tuple[PlacementRow, ...], terms: Terms) -> Page:
         (
             "placements: the paper's table 3 and this planner's Algorithm 2",
             f"goodput of both: simulated by distserve-raw (OPT-175B: roofline), with 95 % "
-            f"intervals; {EFFORT_TOLD}",
+            f"intervals; {told_effort(terms)}",
         ),
         (_table(found, terms),),
         notes=_notes(found),
@@ -71,9 +71,9 @@ def compared(row: PlacementRow, asked: Problem, terms: Terms) -> Both:
     found = searched(asked, (Affinity.LOW,), terms)[0]
     assert found.disaggregated is not None, "without baselines there is nothing else"
     ours = found.disaggregated.best
-    paper = _paper_candidate(row)
+    paper = paper_candidate(row)
     guess = ours.per_device.value * paper.num_devices
-    return Both(row, paper, simulated(paper, asked, guess), ours)
+    return Both(row, paper, simulated(paper, asked, terms, guess), ours)
 
 
 def _problem(row: PlacementRow, terms: Terms) -> Problem:
@@ -82,7 +82,7 @@ def _problem(row: PlacementRow, terms: Terms) -> Problem:
     return problem(row.model, row.workload, slo)
 
 
-def _paper_candidate(row: PlacementRow) -> Candidate:
+def paper_candidate(row: PlacementRow) -> Candidate:
     """Cut into as many segments as both have stages in common; on one node where they have not."""
     prefill = Parallelism(row.prefill_tp, row.prefill_pp)
     decode = Parallelism(row.decode_tp, row.decode_pp)

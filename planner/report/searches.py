@@ -1,8 +1,5 @@
-"""Placement searches as the report makes them: on A100s, with shorter runs than `distserve plan`.
-
-Degrees within a node go up to 8, as in the authors' scripts. Baselines and sensitivity are left
-out, for the report looks at those elsewhere.
-"""
+"""Placement searches as the report makes them: on A100s, degrees within a node up to 8, as in the
+authors' scripts."""
 
 from dataclasses import replace
 
@@ -16,7 +13,6 @@ from planner.placement.candidates import crosses_nodes
 from planner.placement.choices import Affinity, Candidate, Problem
 from planner.placement.crew import Crew
 from planner.placement.known_shapes import KnownShapes
-from planner.placement.options import Options
 from planner.placement.results import Found
 from planner.placement.search import search
 from planner.rate_search import Search
@@ -26,20 +22,10 @@ from planner.report.terms import Terms
 from planner.simulator.run import simulate
 from planner.simulator.service import Service
 from planner.slo import Slo
-from planner.verdict import Effort, Experiment
+from planner.verdict import Experiment
 
 PAPER_CLUSTER = Cluster(4, 8, DEVICE)
 MAX_DEGREE = 8
-OPTIONS = Options(
-    first=Effort(500, 500),
-    final=Effort(1_000, 2_000),
-    with_baselines=False,
-    with_sensitivity=False,
-)
-EFFORT_TOLD = (
-    f"searches look at runs of {OPTIONS.first.cap} requests first and up to {OPTIONS.final.cap} "
-    f"for contenders; tp and pp up to {MAX_DEGREE} within a node"
-)
 
 
 def problem(model: str, workload: str, slo: Slo, cluster: Cluster = PAPER_CLUSTER) -> Problem:
@@ -65,6 +51,15 @@ def for_vllm(asked: Problem) -> Problem:
     )
 
 
+def told_effort(terms: Terms) -> str:
+    """For the sources of a page."""
+    first, final = terms.search.first.cap, terms.search.final.cap
+    return (
+        f"searches look at runs of {first} requests first and up to {final} for contenders; "
+        f"tp and pp up to {MAX_DEGREE} within a node"
+    )
+
+
 def searched(asked: Problem, affinities: tuple[Affinity, ...], terms: Terms) -> list[Found]:
     """One search for each affinity; what one simulated serves the next.
 
@@ -76,26 +71,25 @@ def searched(asked: Problem, affinities: tuple[Affinity, ...], terms: Terms) -> 
     def watch(what: str, num_done: int, num_steps: int) -> None:
         terms.watch(f"{asked.known.model} on {devices}: {what} {num_done}/{num_steps}")
 
-    with Crew(asked, OPTIONS, watch) as crew:
-        return [
-            search(replace(asked, affinity=affinity), OPTIONS, crew=crew) for affinity in affinities
-        ]
+    with Crew(asked, terms.search, watch) as crew:
+        problems = [replace(asked, affinity=affinity) for affinity in affinities]
+        return [search(each, terms.search, crew=crew) for each in problems]
 
 
-def unit_service(candidate: Candidate, asked: Problem) -> Service:
+def unit_service(candidate: Candidate, asked: Problem, terms: Terms) -> Service:
     """One copy of the candidate, as a search simulates it."""
     across = crosses_nodes(candidate, asked.cluster)
-    return KnownShapes(asked, OPTIONS).service(candidate.groups, across_nodes=across)
+    return KnownShapes(asked, terms.search).service(candidate.groups, across_nodes=across)
 
 
-def simulated(candidate: Candidate, asked: Problem, guess: float) -> Goodput:
+def simulated(candidate: Candidate, asked: Problem, terms: Terms, guess: float) -> Goodput:
     """A placement that was not searched for, on the same requests and as closely looked at."""
-    service = unit_service(candidate, asked)
+    service = unit_service(candidate, asked, terms)
     experiment = Experiment(
         run=lambda requests: simulate(service, requests, seed=asked.seed),
         draw=asked.workload.requests,
         slo=asked.slo,
         seed=asked.seed,
-        effort=OPTIONS.final,
+        effort=terms.search.final,
     )
     return goodput(experiment, candidate.num_devices, Search(guess))
