@@ -60,7 +60,6 @@ class Draft:
         """Also takes back what this draft says of it: it may have come and gone between steps."""
         self._blocks = [blocks for blocks in self._blocks if blocks.sequence != sequence]
         self.rows = [row for row in self.rows if row.sequence != sequence]
-        self._drawn.pop(sequence, None)
         if self._added.pop(sequence, None) is None:
             self._removed.append(sequence)
 

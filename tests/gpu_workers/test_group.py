@@ -143,6 +143,26 @@ def test_a_full_pool_preempts_with_steps_in_flight_and_goes_on(
     assert rig.is_all_free
 
 
+def test_what_was_drawn_before_a_choice_left_is_not_taken_for_it_when_it_is_back() -> None:
+    rig = GroupRig(Role.DECODE, Parallelism(1, 2))
+    command = decode(rig, 1, 8, max_tokens=6)
+    rig.tell(command)
+    while not rig.num_busy:
+        rig.step()
+    rig.tell(Abort(1, (1000,)))
+    rig.tell(command)
+    assert rig.launch()
+    while rig.scheduler.decodes.num_running == 0:  # the pull ends before the step is collected
+        rig._follow(*rig._followers_and_boxes[0])
+        rig.mail.deliver(rig.boxes[0])
+        for pull in rig.exchange.finished():
+            rig.scheduler.pulled(pull)
+    assert rig.num_busy == 1
+    events = rig.run()
+    assert tokens_of(events, 1000) == [scripted_token(command.prompt, 0, n) for n in range(1, 6)]
+    assert rig.is_all_free
+
+
 def test_blocks_of_steps_in_flight_are_not_given_out_again() -> None:
     rig = GroupRig(Role.MIXED, Parallelism(1, 2))
     rig.tell(prefill(1, 8))
