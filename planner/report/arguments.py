@@ -21,8 +21,8 @@ def read_plan(argv: list[str], pages: Collection[str]) -> Plan:
     add("--only", metavar="NAME,...", help=f"these alone, of {', '.join(pages)}")
     add("--target", type=int, choices=PERCENTS, default=90,
         help="percent of the requests that must meet both targets; default: 90")  # fmt: skip
-    add("--seeds", type=count, default=20, metavar="N",
-        help="runs for every simulated point, 2 at least; default: 20")  # fmt: skip
+    add("--seeds", type=count, default=10, metavar="N",
+        help="runs for every simulated point, 2 at least; default: 10")  # fmt: skip
     add("--out", type=Path, metavar="DIR",
         help="write drawings (SVG) and each page's figures (JSON) there")  # fmt: skip
     add("--json", action="store_true", help="print all pages as JSON")

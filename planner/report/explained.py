@@ -36,8 +36,8 @@ SHORT_RUNS = (
 )
 
 _KNEE = (
-    "beyond the knee a run of a few hundred requests tells little: seeds differ by 6 to 17 points, "
-    "so that a measured point within the range is all that can be asked"
+    "beyond the knee a run of a few hundred requests tells little: the standard deviation over "
+    "seeds is 6 to 17 points, so that a measured point within the range is all that can be asked"
 )
 _VLLM_13B = (
     "vLLM, OPT-13B: 6 (simulated) to 10 % (measured) of the prompts miss 0.25 s even at the lowest "

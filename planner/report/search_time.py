@@ -53,11 +53,10 @@ def search_time_page(clusters: tuple[tuple[int, int], ...], terms: Terms) -> Pag
         (
             f"the longest search took {slowest:.1f} s on {cores} cores, {slowest * cores:.0f} core "
             f"seconds; the paper's bound is {PAPER_LONGEST_S * 96:.0f} core seconds",
-            "the paper timed OPT-13B and says that the model does not matter; here it does by how "
-            "many degrees there are coefficients for, and OPT-13B takes several times longer",
-            "High is the slower one here: it searches counts of both roles, where the paper's "
-            "replicates each phase's best; and its pulls cross nodes by the slower link where no "
-            "node has room",
+            "the paper timed OPT-13B and says that the model does not matter; here it does, by how "
+            "many degrees there are coefficients for: fewer for OPT-66B",
+            "High searches counts of both roles, where the paper's replicates each phase's best, "
+            "and its pulls cross nodes by the slower link where no node has room",
         ),
     )
 

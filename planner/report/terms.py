@@ -30,7 +30,7 @@ class Terms:
     """
 
     percent: int = 90
-    num_seeds: int = 20
+    num_seeds: int = 10
     search: Options = SEARCH
     watch: Callable[[str], None] = unwatched
 

@@ -15,7 +15,7 @@ says so; simulated points come with the range in which one more run would lie.
 
 EPILOG = """\
 examples:
-  quick start, everything (about a minute):
+  quick start, everything (about two minutes on two cores):
     distserve report paper
 
   the main result, with drawings and JSON in a directory:
