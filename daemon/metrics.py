@@ -38,6 +38,7 @@ _WORKER_COUNTERS = (
     "decode_steps",
     "num_pulls",
     "pulled_bytes",
+    "pull_faults",
     "num_preempted",
     "audit_failures",
     "control_s",

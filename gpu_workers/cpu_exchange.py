@@ -3,20 +3,26 @@
 An instance is known when its mapped pools together hold all that is ours to pull. Incarnations are
 kept apart: a new one may be mapped while plans still name the old one.
 A copy is done when `begin` returns, so there is no completion to wait for; it is reported by
-`finished` all the same, so that the leader does not care.
+`finished` all the same, so that the leader does not care. With DISTSERVE_VERIFY_PULLS=1 every
+copy is compared with its source before it is reported.
 """
 
+import logging
 import mmap
 import os
 import time
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 
+from gpu_workers import pull_check
 from gpu_workers.step_plan import Pull, PullResult
 from ipc import kv_shm
 from ipc.kv_layout import LayoutMismatch, Piece, RankLayout, check_same_blocks, pieces
 from ipc.vocabulary import DType, WorkerName
+
+logger = logging.getLogger(__name__)
 
 TORCH_DTYPES = {
     DType.BF16: torch.bfloat16,
@@ -34,10 +40,26 @@ class _Peer(NamedTuple):
     pool: torch.Tensor  # holds the mapping
 
 
-class CpuExchange:
-    """Owns this worker's pool (a fresh memory file) and maps those of its peers."""
+Parts = Iterator[tuple[torch.Tensor, torch.Tensor]]
+"""Where to copy from and to, one part of one block at a time: [heads, layers, 2, P, D] each."""
 
-    def __init__(self, layout: RankLayout, label: str) -> None:
+
+def copy_parts(parts: Parts) -> None:
+    """How pulls copy."""
+    for source, target in parts:
+        target.copy_(source)
+
+
+class CpuExchange:
+    """Owns this worker's pool (a fresh memory file) and maps those of its peers.
+
+    Args:
+        copy: how to carry out a pull; tests have slow ones and such that make mistakes.
+    """
+
+    def __init__(
+        self, layout: RankLayout, label: str, *, copy: Callable[[Parts], None] = copy_parts
+    ) -> None:
         self.layout = layout
         self.descriptor = kv_shm.create(layout.pool_bytes, label)
         self._mapping = kv_shm.map_pool(self.descriptor, layout.pool_bytes)
@@ -45,6 +67,8 @@ class CpuExchange:
         self._peers: dict[Incarnation, dict[tuple[int, int], _Peer]] = {}
         self._pieces: dict[Incarnation, list[tuple[torch.Tensor, Piece]]] = {}
         self._finished: list[PullResult] = []
+        self._copy = copy
+        self._verifies = pull_check.is_asked_for()
 
     @property
     def pool(self) -> torch.Tensor:
@@ -73,16 +97,34 @@ class CpuExchange:
 
     def begin(self, pull: Pull) -> None:
         started_s = time.monotonic()
-        num_bytes = 0
+        num_bytes = num_different = 0
         for source, piece in self._pieces_of((pull.handle.owner, pull.handle.epoch)):
-            num_bytes += _copy(source, self._pool, piece, pull)
+            self._copy(_parts(source, self._pool, piece, pull))
+            num_bytes += self.layout.plane_bytes * piece.num_planes * len(pull.into)
+            if self._verifies:
+                num_different += self._verify(source, piece, pull)
         self._finished.append(
-            PullResult(pull.handle.request_id, num_bytes, started_s, time.monotonic())
+            PullResult(
+                pull.handle.request_id, num_bytes, started_s, time.monotonic(), num_different
+            )
         )
 
     def finished(self) -> list[PullResult]:
         results, self._finished = self._finished, []
         return results
+
+    def _verify(self, source: torch.Tensor, piece: Piece, pull: Pull) -> int:
+        """Parts of blocks that differ from their source, which is still held."""
+        found = pull_check.num_different(_parts(source, self._pool, piece, pull))
+        if found:
+            logger.error(
+                "request %d: %d of %d blocks pulled from %s differ from their source",
+                pull.handle.request_id,
+                found,
+                len(pull.into),
+                pull.handle.owner,
+            )
+        return found
 
     def _pieces_of(self, incarnation: Incarnation) -> list[tuple[torch.Tensor, Piece]]:
         """What to copy from which of its pools; worked out once per incarnation."""
@@ -95,16 +137,14 @@ class CpuExchange:
         return self._pieces[incarnation]
 
 
-def _copy(source: torch.Tensor, target: torch.Tensor, piece: Piece, pull: Pull) -> int:
-    """Copy one piece of every block; returns bytes. Both slices are [heads, layers, 2, P, D]."""
+def _parts(source: torch.Tensor, target: torch.Tensor, piece: Piece, pull: Pull) -> Parts:
+    """One piece of every block."""
     src_heads = slice(piece.src_head, piece.src_head + piece.num_heads)
     dst_heads = slice(piece.dst_head, piece.dst_head + piece.num_heads)
     src_layers = slice(piece.src_layer, piece.src_layer + piece.num_layers)
     dst_layers = slice(piece.dst_layer, piece.dst_layer + piece.num_layers)
     for src_block, dst_block in zip(pull.handle.block_ids, pull.into, strict=True):
-        target[dst_block, dst_heads, dst_layers].copy_(source[src_block, src_heads, src_layers])
-    planes = piece.num_heads * piece.num_layers * len(pull.into)
-    return planes * target[0, 0, 0].numel() * target.element_size()
+        yield source[src_block, src_heads, src_layers], target[dst_block, dst_heads, dst_layers]
 
 
 def _as_tensor(mapping: mmap.mmap, layout: RankLayout) -> torch.Tensor:

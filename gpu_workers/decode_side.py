@@ -15,7 +15,16 @@ from gpu_workers.sequences import (
 )
 from gpu_workers.step_plan import NewSequence, Pull, PullResult, Row, RowResult
 from ipc.kv_layout import blocks_for
-from ipc.messages import Decode, Gone, Preempted, Prefill, Pulled, SequenceStart, TokenRow
+from ipc.messages import (
+    Decode,
+    Gone,
+    Preempted,
+    Prefill,
+    Pulled,
+    Refused,
+    SequenceStart,
+    TokenRow,
+)
 from ipc.vocabulary import FinishReason
 
 
@@ -125,10 +134,13 @@ class DecodeSide:
             self._pulling[group.command.request_id] = group
             draft.pull(Pull(group.command.handle, group.pulled_blocks))
 
-    def pulled(self, result: PullResult, draft: Draft) -> list[Pulled | Gone]:
-        """A pull has ended: its choices run from the next step on."""
+    def pulled(self, result: PullResult, draft: Draft) -> list[Pulled | Gone | Refused]:
+        """A pull has ended: its choices run from the next step on, unless it went wrong."""
         group = self._pulling.pop(result.request_id)
-        events: list[Pulled | Gone] = [
+        if result.num_different:
+            self._pool.release(group.blocks)
+            return [_spoiled(group, result)]
+        events: list[Pulled | Gone | Refused] = [
             Pulled(result.request_id, result.num_bytes, result.started_s, result.ended_s)
         ]
         self._fork(group.command, group.command.sequences, group.blocks, draft)
@@ -252,3 +264,9 @@ class DecodeSide:
 def _gone(group: PullGroup) -> Gone:
     seq_ids = tuple(start.seq_id for start in group.command.sequences)
     return Gone(request_id=group.command.request_id, seq_ids=seq_ids)
+
+
+def _spoiled(group: PullGroup, result: PullResult) -> Refused:
+    seq_ids = tuple(start.seq_id for start in group.command.sequences)
+    reason = f"{result.num_different} pulled blocks differ from their source"
+    return Refused(result.request_id, seq_ids, reason)

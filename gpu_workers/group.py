@@ -133,4 +133,5 @@ def _merged(parts: list[PullResult]) -> PullResult:
         num_bytes=sum(part.num_bytes for part in parts),
         started_s=min(part.started_s for part in parts),
         ended_s=max(part.ended_s for part in parts),
+        num_different=sum(part.num_different for part in parts),
     )

@@ -251,6 +251,7 @@ class Leader:
             decode_steps=counters.decode_steps,
             num_pulls=counters.num_pulls,
             pulled_bytes=counters.pulled_bytes,
+            pull_faults=counters.pull_faults,
             num_preempted=scheduler.decodes.num_preempted,
             num_waiting=scheduler.prefills.num_waiting + scheduler.decodes.num_waiting,
             num_running=scheduler.decodes.num_running,

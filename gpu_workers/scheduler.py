@@ -41,6 +41,7 @@ class Counters:
     decode_steps: int = 0
     num_pulls: int = 0
     pulled_bytes: int = 0
+    pull_faults: int = 0
 
 
 class Scheduler:
@@ -167,6 +168,7 @@ class Scheduler:
     def pulled(self, result: PullResult) -> None:
         self.counters.num_pulls += 1
         self.counters.pulled_bytes += result.num_bytes
+        self.counters.pull_faults += bool(result.num_different)
         self.outbox += self.decodes.pulled(result, self._draft)
 
     def audit(self) -> list[str]:

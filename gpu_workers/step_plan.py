@@ -106,9 +106,14 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class PullResult(msgspec.Struct, frozen=True):
-    """A pull that has ended on this rank. Times are CLOCK_MONOTONIC seconds."""
+    """A pull that has ended on this rank. Times are CLOCK_MONOTONIC seconds.
+
+    `num_different` counts parts of blocks that are not what their source is; it is known only
+    where pulls are verified.
+    """
 
     request_id: int
     num_bytes: int
     started_s: float
     ended_s: float
+    num_different: int = 0

@@ -77,6 +77,11 @@ class Piece(msgspec.Struct, frozen=True):
     dst_layer: int
     num_layers: int
 
+    @property
+    def num_planes(self) -> int:
+        """Of one block."""
+        return self.num_heads * self.num_layers
+
 
 class LayoutMismatch(ValueError):
     """Two pools whose blocks cannot be copied into each other; names both values."""

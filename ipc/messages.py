@@ -253,7 +253,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The leader's books: progress, load and blocks. free + held + in use = total, always.
 
     Times are seconds: `last_step_s` when the last step was collected (CLOCK_MONOTONIC, 0 before
-    the first), `control_s` all that was spent beside steps.
+    the first), `control_s` all that was spent beside steps. `pull_faults` counts pulls whose blocks
+    were found to differ from their source, where that is looked at.
     """
 
     num_steps: int = 0
@@ -263,6 +264,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     decode_steps: int = 0
     num_pulls: int = 0
     pulled_bytes: int = 0
+    pull_faults: int = 0
     num_preempted: int = 0
     num_waiting: int = 0
     num_running: int = 0
