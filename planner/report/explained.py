@@ -3,6 +3,8 @@
 What cannot be explained is not explained: a difference without a note is just a difference.
 """
 
+from planner.latency.fitted import UNMEASURED_MIX
+
 CURVES = (
     "measured: one run per point, from the authors' result notebook; as printed, or read off the "
     "figure to half a point or a point"
@@ -20,8 +22,8 @@ PRINTED_99 = (
 )
 MII = (
     "DeepSpeed-MII has no published coefficients: it is chunked prefill with DistServe's raw "
-    "kernels and no time between steps, so what an engine could reach rather than what that one "
-    "does. Mixed steps that were measured elsewhere took 10 to 17 % more than such sums"
+    f"kernels, mixed steps {UNMEASURED_MIX:g} times the sum of their parts (as measured on another "
+    "engine), and no time between steps: what such an engine could reach, not what that one does"
 )
 
 FREE_STAGES = (
