@@ -2,6 +2,7 @@
 
 worker         one worker process; started by the daemon, not by people
 profile        measure step times and L_m into a table (`distserve profile`)
+profile-rank   one of several workers that are profiled together; started by `profile`
 convert-gguf   turn a GGUF file into a Hugging Face directory (`distserve models fetch`)
 """
 
@@ -12,6 +13,7 @@ import sys
 COMMANDS = {
     "worker": "gpu_workers.worker",
     "profile": "gpu_workers.profiling.command",
+    "profile-rank": "gpu_workers.profiling.ranks",
     "convert-gguf": "gpu_workers.gguf_convert",
 }
 

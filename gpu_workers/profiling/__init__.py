@@ -1,1 +1,1 @@
-"""`distserve profile`: measures one worker's steps and pulls into the planner's table."""
+"""`distserve profile`: measures the steps and pulls of an instance into the planner's table."""

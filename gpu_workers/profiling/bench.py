@@ -9,19 +9,62 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import msgspec
+import torch
 
 from gpu_workers.cpu_exchange import CpuExchange
-from gpu_workers.executor import Executor
+from gpu_workers.models.layers import Model
 from gpu_workers.profiling.grid import StepShape
 from gpu_workers.profiling.stopwatch import Stopwatch
-from gpu_workers.step_plan import NewBlocks, NewSequence, Pull, Row, StepPlan
+from gpu_workers.step_plan import (
+    NewBlocks,
+    NewSequence,
+    Pull,
+    PullResult,
+    Row,
+    StepPlan,
+    StepResult,
+)
 from ipc.kv_layout import blocks_for
 from ipc.vocabulary import KVHandle, SamplingParams, WorkerName
 
 GREEDY = SamplingParams(max_tokens=1 << 30, seed=0, temperature=0.0)
 PEER, EPOCH = "peer", 1
+ALONE = WorkerName(PEER)
+
+
+class Pulls(Protocol):
+    """Our pool, and what has been copied into it."""
+
+    @property
+    def pool(self) -> torch.Tensor: ...
+
+    def finished(self) -> list[PullResult]: ...
+
+
+class Engine(Protocol):
+    """What is measured: an executor, or a whole instance behind the face of one."""
+
+    @property
+    def exchange(self) -> Pulls: ...
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def num_token_ids(self) -> int: ...
+
+    @property
+    def max_context_tokens(self) -> int: ...
+
+    @property
+    def kernels_name(self) -> str: ...
+
+    def launch(self, plan: StepPlan) -> Any: ...
+
+    def collect(self, launched: Any) -> StepResult: ...
 
 
 class StepBench:
@@ -31,7 +74,7 @@ class StepBench:
     never written all read as one page of zeros, and from the cache.
     """
 
-    def __init__(self, executor: Executor, stopwatch: Stopwatch) -> None:
+    def __init__(self, executor: Engine, stopwatch: Stopwatch) -> None:
         self._executor = executor
         self._stopwatch = stopwatch
         self._num_blocks, _, _, _, self._block_size, _ = executor.exchange.pool.shape
@@ -74,7 +117,7 @@ class StepBench:
 class PullBench:
     """Times pulls into an executor's pool. See `connected`."""
 
-    def __init__(self, executor: Executor, stopwatch: Stopwatch, num_peer_blocks: int) -> None:
+    def __init__(self, executor: Engine, stopwatch: Stopwatch, num_peer_blocks: int) -> None:
         self._executor = executor
         self._stopwatch = stopwatch
         self._num_peer_blocks = num_peer_blocks
@@ -96,20 +139,31 @@ class PullBench:
 
 @contextmanager
 def connected(
-    executor: Executor, exchange: CpuExchange, stopwatch: Stopwatch, num_tokens: int
+    executor: Engine, exchange: CpuExchange, stopwatch: Stopwatch, num_tokens: int
 ) -> Iterator[PullBench]:
     """Pulls of up to `num_tokens` tokens from a second pool, which lives as long as this lasts."""
+    with twin(exchange, num_tokens) as num_blocks:
+        yield PullBench(executor, stopwatch, num_blocks)
+
+
+@contextmanager
+def twin(exchange: CpuExchange, num_tokens: int, name: WorkerName = ALONE) -> Iterator[int]:
+    """A peer with our own layers and heads, known to the exchange; its number of blocks.
+
+    Every rank of an instance makes its own: together they are a second instance of that shape.
+    """
     layout = exchange.layout
     num_blocks = min(layout.num_blocks, layout.blocks_for(num_tokens))
     peer = CpuExchange(msgspec.structs.replace(layout, num_blocks=num_blocks), PEER)
+    worker = msgspec.structs.replace(name, instance=PEER)
     try:
         peer.pool.fill_(1.0)
-        exchange.map_peer(WorkerName(PEER), EPOCH, peer.layout, os.dup(peer.descriptor))
-        yield PullBench(executor, stopwatch, num_blocks)
+        exchange.map_peer(worker, EPOCH, peer.layout, os.dup(peer.descriptor))
+        yield num_blocks
     finally:
         exchange.unmap_instance(PEER, EPOCH)
         os.close(peer.descriptor)
 
 
-def _run(executor: Executor, plan: StepPlan) -> None:
+def _run(executor: Engine, plan: StepPlan) -> None:
     executor.collect(executor.launch(plan))

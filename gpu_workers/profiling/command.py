@@ -7,20 +7,21 @@ from pathlib import Path
 
 import msgspec
 import orjson
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from gpu_workers.cpu_exchange import CpuExchange
-from gpu_workers.engine import EngineSpec, build_executor, pool_layout
+from gpu_workers.collectives import CollectivesFailed
 from gpu_workers.errors import ModelError
 from gpu_workers.models.config import read_config
+from gpu_workers.plan_bus import GroupBroken
 from gpu_workers.profiling.measure import Effort, Report, measure
+from gpu_workers.profiling.ranks import Subject, has_cores_for
 from gpu_workers.profiling.report import show
+from gpu_workers.profiling.whole_instance import instance
 from ipc.kv_shm import PoolUnavailable
 from ipc.messages import LoadFormat
 from ipc.profile_table import ProfileTable
-from ipc.vocabulary import DType
+from ipc.vocabulary import DType, Parallelism
 
 QUICK_CONTEXT, QUICK_BATCH, QUICK_S = 512, 8, 9.0
 DEFAULT_S = 75.0
@@ -31,12 +32,11 @@ def main(argv: Sequence[str]) -> int:
     """Returns the exit code."""
     arguments = _parser().parse_args(argv)
     console = Console(stderr=True)
-    torch.set_num_threads(arguments.threads)
     try:
         if arguments.out is not None:
             _check_writable(arguments.out)
         table = _profile(arguments, console)
-    except (ModelError, PoolUnavailable) as error:
+    except (ModelError, PoolUnavailable, CollectivesFailed, GroupBroken) as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         return 1
     if arguments.out is not None:
@@ -50,11 +50,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="distserve profile",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=(
-            "Measure how long one worker's steps take on this machine: prefill by prompt length\n"
+            "Measure how long an instance's steps take on this machine: prefill by prompt length\n"
             "and by number of prompts, decode by batch and context, chunks of prompts beside\n"
-            "decodes, and pulls of keys and values from another worker's pool. The table is what\n"
-            "distserve simulate and plan predict with. Finds L_m too, the shortest prompt that\n"
-            "saturates the device: prompts below it are worth packing together.\n\n"
+            "decodes, and pulls of keys and values from another instance's pools. The table is\n"
+            "what distserve simulate and plan predict with. Finds L_m too, the shortest prompt\n"
+            "that saturates the device: prompts below it are worth packing together.\n\n"
+            "With --tp and --pp it is an instance of that shape, a process for each worker: steps\n"
+            "are whole steps, through all stages one after the other, and pulls are those of all\n"
+            "workers from a second instance of the same shape.\n\n"
             "Everything is measured in rounds over the whole grid, so that a noisy minute does\n"
             "not spoil a part of it; figures are medians over the rounds."
         ),
@@ -62,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
             "examples:\n"
             "  distserve profile --model models/smollm2 --quick\n"
             "  distserve profile --model models/smollm2 --out profiles/smollm2-cpu.json\n"
-            "  distserve profile --model DIR --load-format dummy   # config.json is enough\n\n"
+            "  distserve profile --model DIR --load-format dummy   # config.json is enough\n"
+            "  distserve profile --model models/smollm2 --tp 3 --pp 2 --out tp3pp2.json\n\n"
             "Run it on a quiet machine, on the cores a worker will have: taskset -c 1 distserve ..."
         ),
     )
@@ -83,8 +87,10 @@ def _add_worker_options(add: Callable[..., argparse.Action]) -> None:
         help="dummy: random weights, the same times; default: safetensors",
     )
     add("--block-size", type=_count, default=32, help="tokens per KV block; default: 32")
-    add("--kv-gib", type=_amount, default=1.0, help="memory for the KV pool, GiB; default: 1")
-    add("--threads", type=_count, default=1, help="compute threads, as the worker has; default: 1")
+    add("--kv-gib", type=_amount, default=1.0, help="memory for each KV pool, GiB; default: 1")
+    add("--threads", type=_count, default=1, help="compute threads of each worker; default: 1")
+    add("--tp", type=_count, default=1, help="workers that share every matrix; default: 1")
+    add("--pp", type=_count, default=1, help="stages that share the layers; default: 1")
 
 
 def _add_effort_options(add: Callable[..., argparse.Action]) -> None:
@@ -127,26 +133,31 @@ def _check_writable(out: Path) -> None:
 
 def _profile(arguments: argparse.Namespace, console: Console) -> ProfileTable:
     config = read_config(arguments.model)
-    max_context = min(arguments.max_context, config.max_positions)
-    spec = EngineSpec(
+    subject = _subject(arguments, min(arguments.max_context, config.max_positions))
+    if not has_cores_for(subject):
+        console.print(
+            f"[yellow]{subject.parallelism.num_workers} workers of {subject.num_threads} thread(s) "
+            "take turns on fewer cores: steps are longer than on cores of their own[/yellow]"
+        )
+    with (
+        _progress(console) as (loading, measuring),
+        instance(subject, lambda done: loading(done, config.name)) as (engine, leader),
+    ):
+        effort = _effort(arguments, subject.max_context_tokens)
+        return measure(engine, leader.exchange, effort, report=measuring)
+
+
+def _subject(arguments: argparse.Namespace, max_context: int) -> Subject:
+    return Subject(
         model_dir=arguments.model,
         dtype=arguments.dtype,
         load_format=arguments.load_format,
         max_context_tokens=max_context,
-    )
-    layout = pool_layout(
-        config,
-        dtype=arguments.dtype,
         block_size=arguments.block_size,
         kv_bytes=int(arguments.kv_gib * 2**30),
+        num_threads=arguments.threads,
+        parallelism=Parallelism(arguments.tp, arguments.pp),
     )
-    with _progress(console) as (loading, measuring):
-        exchange = CpuExchange(layout, "profile")
-        executor = build_executor(
-            config, spec, exchange, progress=lambda done: loading(done, config.name)
-        )
-        effort = _effort(arguments, max_context)
-        return measure(executor, exchange, effort, report=measuring)
 
 
 def _effort(arguments: argparse.Namespace, max_context: int) -> Effort:

@@ -1,4 +1,4 @@
-"""Measure a worker's steps and pulls in rounds and put the planner's table together."""
+"""Measure an instance's steps and pulls in rounds and put the planner's table together."""
 
 import gc
 import platform
@@ -12,8 +12,7 @@ import torch
 
 from gpu_workers.cpu_exchange import CpuExchange
 from gpu_workers.errors import ModelError
-from gpu_workers.executor import Executor
-from gpu_workers.profiling.bench import PullBench, StepBench, connected
+from gpu_workers.profiling.bench import Engine, PullBench, StepBench, connected
 from gpu_workers.profiling.grid import Grid, Room, StepShape
 from gpu_workers.profiling.rounds import (
     Budget,
@@ -54,7 +53,7 @@ class Effort(msgspec.Struct, frozen=True):
 
 
 def measure(
-    executor: Executor,
+    executor: Engine,
     exchange: CpuExchange,
     effort: Effort,
     *,
@@ -64,7 +63,8 @@ def measure(
 
     Args:
         executor: a fresh one; its table must be empty, its pool is overwritten.
-        exchange: the executor's own; a second pool is connected to it for the pulls.
+        exchange: the executor's own, or its leader's; a second pool is connected to it for the
+            pulls.
         effort: the largest batch and context, and the seconds.
         report: called with the fraction done and what is being done.
 
@@ -116,13 +116,16 @@ def _sample(
     return samples | {step: [*samples[step], *again[step]] for step in knee}
 
 
-def _table(executor: Executor, layout: RankLayout, grid: Grid, samples: Samples) -> ProfileTable:
+def _table(executor: Engine, layout: RankLayout, grid: Grid, samples: Samples) -> ProfileTable:
     ms = {point: settled_median(taken) for point, taken in samples.items()}
+    parallelism = executor.model.shard.parallelism
     return ProfileTable(
         model=executor.model.config.name,
         device=_device_name(),
         kernels=executor.kernels_name,
         dtype=layout.dtype,
+        tp=parallelism.tp,
+        pp=parallelism.pp,
         block_size=layout.block_size,
         num_threads=torch.get_num_threads(),
         saturation_tokens=saturation_tokens(_prefill_points(grid, samples, min)),

@@ -8,13 +8,18 @@ from ipc.profile_table import MixedPoint, ProfileTable
 
 def show(table: ProfileTable, console: Console) -> None:
     console.print(
-        f"{table.model}, {table.dtype}, {table.kernels} kernels, {table.num_threads} thread(s), "
-        f"{table.device}\nL_m = [bold]{table.saturation_tokens}[/bold] tokens, "
+        f"{table.model}{_shape(table)}, {table.dtype}, {table.kernels} kernels, "
+        f"{table.num_threads} thread(s), {table.device}\n"
+        f"L_m = [bold]{table.saturation_tokens}[/bold] tokens, "
         f"{table.kv_bytes_per_token:,} bytes of keys and values per token\n"
         f"{_spread(table)}; other programs had the core for {table.waited:.0%} of the time",
         highlight=False,
     )
     console.print(_prefill(table), _decode(table), _mixed(table), _transfer(table))
+
+
+def _shape(table: ProfileTable) -> str:
+    return f" at tp {table.tp}, pp {table.pp}" if table.tp * table.pp > 1 else ""
 
 
 def _spread(table: ProfileTable) -> str:

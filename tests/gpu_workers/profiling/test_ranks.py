@@ -1,0 +1,92 @@
+"""`distserve profile --tp --pp`: whole steps of an instance whose ranks are real processes."""
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import orjson
+import pytest
+
+from gpu_workers.models.config import read_config
+from gpu_workers.profiling.bench import StepBench
+from gpu_workers.profiling.command import main
+from gpu_workers.profiling.grid import StepShape
+from gpu_workers.profiling.ranks import Subject
+from gpu_workers.profiling.stopwatch import Stopwatch
+from gpu_workers.profiling.whole_instance import instance
+from ipc.messages import LoadFormat
+from ipc.profile_table import ProfileTable
+from ipc.vocabulary import DType, Parallelism
+from planner.latency.measured import MeasuredLatency
+from tests.gpu_workers.checkpoints import llama_gqa
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_gqa(tmp_path_factory.mktemp("profile") / "tiny")
+
+
+def test_a_pipeline_is_profiled_and_the_planner_reads_it(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "tiny.json"
+    arguments = ["--model", str(model_dir), "--quick", "--kv-gib", "0.01", "--seconds", "0.2"]
+    assert main([*arguments, "--pp", "2", "--out", str(out)]) == 0
+    table = msgspec.convert(orjson.loads(out.read_bytes()), ProfileTable)
+    assert (table.tp, table.pp) == (1, 2)
+    assert table.kv_bytes_per_token == read_config(model_dir).kv_bytes_per_token(DType.BF16)
+    assert [point.num_tokens for point in table.transfer] == [16, 64, 256, 512]
+    assert "tiny at tp 1, pp 2" in capsys.readouterr().out
+    latency = MeasuredLatency.read(out)
+    assert (latency.num_stages, latency.num_devices) == (2, 2)
+    (whole_ms,) = [p.ms for p in table.decode if (p.batch, p.context) == (8, 256)]
+    stage_s = latency.decode(8, 8 * 256.0).seconds(8 * 256.0)
+    assert 2 * stage_s == pytest.approx(1e-3 * whole_ms, rel=1e-6)
+
+
+def test_a_step_is_timed_when_every_rank_has_taken_in_what_it_needs(model_dir: Path) -> None:
+    subject = Subject(
+        model_dir=str(model_dir),
+        dtype=DType.FP32,
+        load_format=LoadFormat.SAFETENSORS,
+        max_context_tokens=256,
+        block_size=16,
+        kv_bytes=1 << 22,
+        num_threads=1,
+        parallelism=Parallelism(2, 1),
+    )
+    with instance(subject) as (engine, leader):
+        bench = StepBench(engine, Stopwatch())
+        times = [bench.step_ms(StepShape(batch=4, context=200)) for _ in range(5)]
+        assert all(ms > 0 for ms in times)
+        assert leader.executor.num_sequences == 1  # the one whose step shows that all are through
+        assert engine.model.shard.heads.size == engine.model.config.num_heads // 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (["--tp", "4"], "tp 4 does not divide the 6 attention heads of tiny"),
+        (["--pp", "9"], "pp 9 is more than the"),
+        (["--tp", "2", "--kv-gib", "1e-9"], "hold no block"),
+    ],
+)
+def test_a_shape_that_cannot_run_is_refused_in_one_sentence(
+    model_dir: Path, shape: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--model", str(model_dir), *shape]) == 1
+    said = re.sub(r"\s+", " ", capsys.readouterr().err)
+    assert reason in said
+    assert "Traceback" not in said
+
+
+def test_a_model_without_weights_is_told_of_once_and_leaves_no_process(
+    model_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((model_dir / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["--model", str(tmp_path), "--pp", "2"]) == 1
+    said = capfd.readouterr().err
+    assert "error:" in said
+    assert "Traceback" not in said
