@@ -16,6 +16,7 @@ from typing import Any, NoReturn, get_args
 from daemon import console, journal, models, serve
 from daemon.config import DaemonConfig, LogLevel, read_config
 from daemon.errors import ExitError
+from daemon.link_keys import make_keys
 from daemon.worker_process import compute_environment
 from ipc.messages import LoadFormat
 from ipc.vocabulary import DType
@@ -26,6 +27,7 @@ USAGE = """usage: distserve COMMAND [options]
 
   serve     run the node's daemon: workers, HTTP, console (distserve serve --help)
   console   look at a running daemon, or drain it (distserve console --help)
+  keygen    make the keys for links between nodes (distserve keygen --help)
   models    fetch the embedded default model (distserve models --help)
   profile   measure step times and L_m of a worker into a table (distserve profile --help)
   plan      find the best placement for a load and its SLO (distserve plan --help)
@@ -64,6 +66,17 @@ def serve_command(argv: list[str]) -> int:
     return 0
 
 
+def keygen_command(argv: list[str]) -> int:
+    parser = _Parser(
+        prog="distserve keygen",
+        description="Make the keys for the links between nodes. Copy the directory to each of them "
+        "and name it there: distserve serve --link-keys DIR.",
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    print(f"wrote {make_keys(parser.parse_args(argv).directory)}")
+    return 0
+
+
 def profile_command(argv: list[str]) -> int:
     """Replaces this process: the table is made where torch is, in a worker's own environment."""
     python = [sys.executable, "-P", "-m", "gpu_workers", "profile", *argv]
@@ -85,6 +98,7 @@ def planner_command(name: str) -> Callable[[list[str]], NoReturn]:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": serve_command,
     "console": console.main,
+    "keygen": keygen_command,
     "models": models.main,
     "profile": profile_command,
     "plan": planner_command("plan"),
@@ -102,6 +116,12 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n")
 
 
+def _addresses(text: str) -> dict[str, dict[str, str]]:
+    """`n0=tcp://10.0.0.1:7400,n1=...` as the file would have it."""
+    pairs = (pair.partition("=") for pair in text.split(","))
+    return {name: {"address": address} for name, _, address in pairs}
+
+
 def _serve_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="distserve serve",
@@ -114,7 +134,7 @@ def _serve_parser() -> argparse.ArgumentParser:
 
     def option(name: str, text: str, **how: Any) -> None:
         default = getattr(defaults, name.replace("-", "_"))
-        told = "" if default is None else f" (default {default})"
+        told = "" if default in (None, {}) else f" (default {default})"
         parser.add_argument(f"--{name}", help=text + told, **how)
 
     option("model", "local Hugging Face directory", metavar="DIR")
@@ -139,6 +159,10 @@ def _serve_parser() -> argparse.ArgumentParser:
            metavar="FILE")  # fmt: skip
     option("node", "this node's name in the placement (default: the only one there, else the "
            "host's)", metavar="NAME")  # fmt: skip
+    option("nodes", "where the daemons of nodes that share instances listen for each other; in the "
+           "file [nodes.NAME]", type=_addresses, metavar="NAME=tcp://HOST:PORT,...")  # fmt: skip
+    option("link-keys", "directory of `distserve keygen`, which these nodes need", metavar="DIR")
+    option("link-timeout-s", "silence after which a joined node is taken for lost", type=float)
     option("chunk-tokens", "mixed instances: token budget of a step, prompts in chunks; "
            "without it, waiting prompts run whole and first", type=int, metavar="N")  # fmt: skip
     option("dtype", "weights, activations and KV cache", choices=list(DType))

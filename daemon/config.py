@@ -34,6 +34,16 @@ COUNTED = (
 )
 
 
+class NodeAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a node's daemon listens for the others, such as `tcp://10.0.0.1:7400`."""
+
+    address: Annotated[str, msgspec.Meta(pattern=r"^tcp://[^\s:/*]+:[0-9]{1,5}$")]
+
+    @property
+    def host(self) -> str:
+        return self.address.removeprefix("tcp://").rsplit(":", 1)[0]
+
+
 class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that an operator may set; one line each, shown by `distserve serve --help`."""
 
@@ -43,6 +53,9 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     placement: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     node: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    nodes: dict[str, NodeAddress] = {}
+    link_keys: str | None = None
+    link_timeout_s: Annotated[float, msgspec.Meta(ge=0.5, le=3600)] = 5.0
     workload: str | None = None
     rate: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
     ttft: str | None = None

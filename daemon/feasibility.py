@@ -8,6 +8,7 @@ the cores, so too few of them are slow and not impossible.
 import logging
 import os
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -15,9 +16,10 @@ import psutil
 from daemon.config import DaemonConfig
 from daemon.errors import ConfigError
 from daemon.model_sizes import ModelOutline
-from daemon.placement import devices_in_use
+from daemon.placement import devices_in_use, own_node
+from ipc.kv_layout import Span
 from ipc.sharding import refusal, stage_layers
-from ipc.vocabulary import InstanceSpec, Placement
+from ipc.vocabulary import InstanceSpec, Placement, Role
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +29,10 @@ def check_placement(config: DaemonConfig, placement: Placement, outline: ModelOu
     for spec in placement.instances:
         if (reason := refusal(outline.sizes, spec.parallelism)) is not None:
             raise ConfigError(f"{spec.name} cannot run: {reason}")
+    check_handovers(placement, outline)
     check_memory(config, placement, outline, num_bytes=usable_memory())
-    num_cores, num_workers = len(os.sched_getaffinity(0)), len(devices_in_use(placement))
+    devices = devices_in_use(placement, own_node(config, placement))
+    num_cores, num_workers = len(os.sched_getaffinity(0)), len(devices)
     if num_workers > num_cores:
         logger.warning("%d workers share %d cores: expect slow steps", num_workers, num_cores)
 
@@ -36,9 +40,14 @@ def check_placement(config: DaemonConfig, placement: Placement, outline: ModelOu
 def check_memory(
     config: DaemonConfig, placement: Placement, outline: ModelOutline, *, num_bytes: int
 ) -> None:
-    """Raises ConfigError: pools and weights alone pass `num_bytes`."""
-    weights = len(placement.instances) * outline.num_weights * config.dtype.num_bytes
-    pools = sum(_pool_bytes(config, spec, outline) for spec in placement.instances)
+    """Raises ConfigError: pools and weights of this node's workers alone pass `num_bytes`."""
+    node, num_layers = own_node(config, placement), outline.sizes.num_layers
+    weights = pools = 0
+    for spec in placement.instances:
+        layers = stage_layers(outline.sizes, spec.parallelism.pp)
+        own = sum(layers[i].size for i, seg in enumerate(spec.segments) if seg.node == node)
+        weights += outline.num_weights * config.dtype.num_bytes * own // num_layers
+        pools += _pool_bytes(config, spec, outline) * own // num_layers
     if pools + weights > num_bytes:
         raise ConfigError(
             f"the placement needs {_gib(pools + weights)} of memory ({_gib(pools)} of KV pools, "
@@ -46,9 +55,34 @@ def check_memory(
         )
 
 
+def check_handovers(placement: Placement, outline: ModelOutline) -> None:
+    """Raises ConfigError: layers as they are really cut would be pulled across nodes.
+
+    A placement file's own check takes stages as equal shares of the layers.
+    """
+    for prefill, decode in product(placement.instances, placement.instances):
+        if (prefill.role, decode.role) != (Role.PREFILL, Role.DECODE):
+            continue
+        if prefill.first_gap(decode) is not None:  # of another unit, and never a pair
+            continue
+        for here, there in product(_located(prefill, outline), _located(decode, outline)):
+            if here[1] != there[1] and here[0].meet(there[0]) is not None:
+                raise ConfigError(
+                    f"{prefill.name} and {decode.name} share layers {there[0].start} to "
+                    f"{there[0].stop - 1}, but are on {here[1]} and {there[1]} there: of this "
+                    "model, stages of different pipelines end at different layers"
+                )
+
+
 def usable_memory() -> int:
     """The machine's, or what its control group leaves of it."""
     return min([psutil.virtual_memory().total, *_group_limits()])
+
+
+def _located(spec: InstanceSpec, outline: ModelOutline) -> list[tuple[Span, str]]:
+    """The layers of each stage, and its node."""
+    layers = stage_layers(outline.sizes, spec.parallelism.pp)
+    return [(span, segment.node) for span, segment in zip(layers, spec.segments, strict=True)]
 
 
 def _pool_bytes(config: DaemonConfig, spec: InstanceSpec, outline: ModelOutline) -> int:

@@ -3,15 +3,17 @@
 import asyncio
 import logging
 
+from daemon.remote_node import RemoteWorker
 from daemon.worker_process import WorkerProcess
 from ipc.channel import ChannelClosed
-from ipc.messages import Broken, Exit, Hello, Loading, Ready
+from ipc.messages import Broken, Command, Exit, Hello, Loading, Ready
 from ipc.sockets import DaemonSocket, PeerGone
 from ipc.vocabulary import InstanceSpec, WorkerName
 
 logger = logging.getLogger(__name__)
 
 StartEvent = Hello | Loading | Broken | Ready
+Process = WorkerProcess | RemoteWorker
 
 # Block ids are an instance's: every rank's pool must have the same blocks.
 _SHARED_FIELDS = ("num_blocks", "block_size", "head_dim", "dtype")
@@ -26,7 +28,7 @@ class Incarnation:
     def __init__(self, spec: InstanceSpec, epoch: int, link: DaemonSocket) -> None:
         self.spec = spec
         self.epoch = epoch
-        self.workers: dict[WorkerName, WorkerProcess] = {}
+        self.workers: dict[WorkerName, Process] = {}
         self.ready: dict[WorkerName, Ready] = {}
         self.is_hopeless = False
         self.is_up = False
@@ -57,7 +59,7 @@ class Incarnation:
         """Of the worker that is furthest behind."""
         return min(self._progress.get(name, (-1.0, "starting")) for name in self.names)[1]
 
-    def join(self, name: WorkerName, process: WorkerProcess) -> None:
+    def join(self, name: WorkerName, process: Process) -> None:
         self.workers[name] = process
 
     def doom(self, reason: str) -> None:
@@ -98,15 +100,27 @@ class Incarnation:
         how = await self.workers[name].ended()
         return how if len(self.names) == 1 else f"{name} {how}"
 
+    def tell(self, name: WorkerName, command: Command) -> None:
+        """Raises PeerGone: that worker, or the way to its node, is no more."""
+        process = self.workers[name]
+        if isinstance(process, RemoteWorker):
+            process.tell(command)
+        else:
+            self._link.send(name, self.epoch, command)
+
     def tell_to_exit(self) -> None:
         for name in self.workers:
             try:
-                self._link.send(name, self.epoch, Exit())
+                self.tell(name, Exit())
             except PeerGone:
                 continue
 
     async def bury(self) -> None:
-        """Kill and reap every process and give back what we hold of them."""
+        """Kill and reap every process and give back what we hold of them.
+
+        Those of other nodes too: until the last is reaped, or must have been, this epoch is
+        ending, and the blocks that it may read are held.
+        """
         for name in self.names:
             self._link.close_epoch(name, self.epoch)
         for process in self.workers.values():

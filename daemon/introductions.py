@@ -1,7 +1,8 @@
 """Who gets to know whose KV pools: the ranks that may pull, of the pools that overlap theirs.
 
 An instance that decodes pulls out of prefill instances; a mixed one keeps what it prefills. Each
-rank copies its own layers and heads, so it is told of the ranks that hold some of them.
+rank copies its own layers and heads, so it is told of the ranks that hold some of them. They are
+on one node: what would pull across nodes is refused before it is spawned.
 """
 
 from collections.abc import Callable
@@ -36,11 +37,11 @@ def introduce(source: Incarnation, reader: Incarnation, tell: Tell) -> None:
     if not may_pull(source.spec, reader.spec):
         return
     for pool, process in source.workers.items():
-        assert process.pool_descriptor is not None
         about = PoolDescriptor(pool, source.epoch)
         peer_up = PeerUp(pool, source.epoch, source.ready[pool].layout)
         for name, target in reader.workers.items():
             if _overlap(reader.ready[name].layout, peer_up.layout):
+                assert source.spec.node_of(pool) == reader.spec.node_of(name)
                 target.give_pool(about, process.pool_descriptor)
                 tell(reader, name, peer_up)
 

@@ -9,6 +9,7 @@ from daemon.admin_protocol import BlockCounts, InstanceStatus, NodeState, Status
 from daemon.controller import Controller
 from daemon.errors import Draining, NotReady
 from daemon.incarnation import Incarnation
+from daemon.segment_host import SegmentHost
 from daemon.supervisor import Supervisor, Ward
 from ipc.messages import Stats
 
@@ -17,12 +18,18 @@ class Node:
     """Joins controller and supervisor for those who look at the node from outside."""
 
     def __init__(
-        self, model_id: str, version: str, controller: Controller, supervisor: Supervisor
+        self,
+        model_id: str,
+        version: str,
+        controller: Controller,
+        supervisor: Supervisor,
+        host: SegmentHost | None = None,
     ) -> None:
         self._model_id = model_id
         self._version = version
         self._controller = controller
         self._supervisor = supervisor
+        self._host = host
         self._started_s = time.monotonic()
 
     @property
@@ -36,10 +43,17 @@ class Node:
         return NodeState.READY if all(ward.is_ready for ward in wards) else NodeState.DEGRADED
 
     @property
+    def is_helper(self) -> bool:
+        """No instance has its home here: this node hosts segments of others' alone."""
+        return not self._supervisor.wards
+
+    @property
     def refusal(self) -> NotReady | None:
         """Why nothing can be served now; None when it can."""
         if self._controller.is_draining:
             return Draining()
+        if self.is_helper:
+            return NotReady(f"this node serves no requests of its own: {self.progress}")
         if not self._controller.instances.can_serve:
             return NotReady(f"not ready to serve: {self.progress}")
         return None
@@ -47,6 +61,8 @@ class Node:
     @property
     def progress(self) -> str:
         """Where each instance is, in one line."""
+        if self.is_helper and self._host is not None:
+            return self._host.progress
         return ", ".join(f"{w.spec.name} {w.state}" for w in self._supervisor.wards.values())
 
     def status(self) -> Status:

@@ -2,12 +2,13 @@
 
 Counts give every instance the devices after those of the one before: prefill first, then decode,
 then mixed. A file is the planner's (`distserve plan --out`); its nodes have names, and one of them
-is this machine. What cannot be run is refused in one sentence before any process is started.
+is this machine; an instance's home is the node of its first stage. What cannot be run is refused
+in one sentence before any process is started.
 """
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -56,10 +57,33 @@ def counted_out(config: DaemonConfig) -> Placement:
     return Placement(version=1, instances=specs)
 
 
-def devices_in_use(placement: Placement) -> list[int]:
-    """Of this node, in order; a worker's share of the cores is its device's place herein."""
+def own_node(config: DaemonConfig, placement: Placement) -> str:
+    """This node's name in the placement: as configured, the only one there, or the host's."""
+    nodes = nodes_of(placement.instances)
+    return config.node or (nodes[0] if len(nodes) == 1 else socket.gethostname())
+
+
+def nodes_of(specs: Iterable[InstanceSpec]) -> list[str]:
+    """All that host a segment, in the placement's order."""
+    return list(dict.fromkeys(segment.node for spec in specs for segment in spec.segments))
+
+
+def guests_of(placement: Placement, node: str) -> list[str]:
+    """Homes of instances that have a segment on a node which is not their home."""
+    shared = [spec for spec in placement.instances if node in nodes_of([spec])]
+    return list(dict.fromkeys(spec.home for spec in shared if spec.home != node))
+
+
+def hosts_of(placement: Placement, node: str) -> list[str]:
+    """Other nodes that host segments of instances whose home is `node`."""
+    homed = [spec for spec in placement.instances if spec.home == node]
+    return [name for name in nodes_of(homed) if name != node]
+
+
+def devices_in_use(placement: Placement, node: str) -> list[int]:
+    """Of a node, in order; a worker's share of the cores is its device's place herein."""
     segments = [segment for spec in placement.instances for segment in spec.segments]
-    return sorted({device for segment in segments for device in segment.devices})
+    return sorted({d for segment in segments if segment.node == node for d in segment.devices})
 
 
 def _counted(config: DaemonConfig) -> Iterator[tuple[str, Role, Parallelism]]:
@@ -105,11 +129,16 @@ def _check_handovers(file: str, placement: Placement) -> None:
 
 
 def _check_nodes(config: DaemonConfig, placement: Placement) -> None:
-    nodes = {seg.node: spec for spec in placement.instances for seg in spec.segments}
-    ours = config.node or (next(iter(nodes)) if len(nodes) == 1 else socket.gethostname())
-    for node, spec in nodes.items():
-        if node != ours:
-            raise ConfigError(
-                f"{config.placement} puts {spec.name} on {node}, and this node is {ours}: "
-                "nodes cannot be joined yet"
-            )
+    """This node is in it, and nodes that share an instance can reach each other."""
+    ours, file = own_node(config, placement), config.placement
+    if ours not in (nodes := nodes_of(placement.instances)):
+        raise ConfigError(f"{file} puts nothing on this node, {ours}, but on {', '.join(nodes)}")
+    others = [*hosts_of(placement, ours), *guests_of(placement, ours)]
+    if not others:
+        return
+    shared = f"{file} puts instances on {ours} and on {others[0]}"
+    for node in (ours, *others):
+        if node not in config.nodes:
+            raise ConfigError(f"{shared}, and there is no address in [nodes.{node}]")
+    if config.link_keys is None:
+        raise ConfigError(f"{shared}: nodes are joined with link_keys only (`distserve keygen`)")

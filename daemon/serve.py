@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -27,12 +27,17 @@ from daemon.errors import AlreadyRunning, ConfigError, Draining, ExitError
 from daemon.feasibility import check_placement
 from daemon.frontend.app import Limits, build_app
 from daemon.frontend.served_model import ServedModel
+from daemon.link_keys import keys_for
+from daemon.link_terms import terms_of
 from daemon.meeting_points import MeetingPoints
 from daemon.metrics import Metrics
 from daemon.model_sizes import read_outline
+from daemon.neighbours import Neighbours
 from daemon.node import Node
-from daemon.placement import placement_of
+from daemon.placement import guests_of, hosts_of, own_node, placement_of
+from daemon.remote_node import RemoteNode
 from daemon.sd_notify import Notifier
+from daemon.segment_host import SegmentHost
 from daemon.supervisor import Supervisor
 from daemon.text import Tokenizer
 from daemon.worker_configs import WorkerConfigs
@@ -72,7 +77,9 @@ class Daemon:
         self._model = load_model(config)
         self._placement = placement_of(config)
         check_placement(config, self._placement, read_outline(config))
-        self._meeting_points = MeetingPoints(run_dir.path)
+        self._keys = keys_for(config, self._placement)
+        ours = config.nodes.get(own_node(config, self._placement))
+        self._meeting_points = MeetingPoints(run_dir.path, ours.host if ours else None)
         self._is_announced = False
 
     async def run(self, listener: socket.socket) -> None:
@@ -85,23 +92,30 @@ class Daemon:
             sockets.callback(self._meeting_points.sweep)
             sockets.callback(self._context.term)
             sockets.callback(self._link.close)
+            if self._host is not None:
+                sockets.callback(self._host.close)
             sockets.callback(self._console.close)
             async with asyncio.TaskGroup() as house:
-                background = [
-                    house.create_task(
-                        worker_link.listen(self._link, self._supervisor, self._controller)
-                    ),
-                    house.create_task(self._console.serve()),
-                ]
-                for ward in self._supervisor.wards.values():
-                    house.create_task(self._supervisor.keep(ward))
+                background = [house.create_task(forever) for forever in self._endless()]
+                wards = self._supervisor.wards.values()
+                lives = [house.create_task(self._supervisor.keep(ward)) for ward in wards]
                 house.create_task(self._server.serve(sockets=[listener]))
+                self._on_change()
                 try:
                     await stop.wait()
                     await self._wind_down(stop)
+                    await asyncio.gather(*lives)  # all reaped, on other nodes too
                 finally:
                     for task in background:
                         task.cancel()
+
+    def _endless(self) -> Iterator[Coroutine[None, None, None]]:
+        """What runs beside the instances until they have ended."""
+        yield worker_link.listen(self._link, self._supervisor, self._controller, self._host)
+        yield self._console.serve()
+        yield self._neighbours.run()
+        if self._host is not None:
+            yield self._host.serve()
 
     def _wire(self, listener: socket.socket) -> None:
         config = self._config
@@ -115,20 +129,54 @@ class Daemon:
             Capacity(self._model.max_context),
             max_queued=config.max_queued,
         )
+        configs = self._worker_configs()
+        self._join_nodes(configs)
         self._supervisor = Supervisor(
-            self._worker_configs(),
+            configs,
             self._link,
             self._controller,
             self._metrics,
             start_timeout_s=config.start_timeout_s,
+            neighbours=self._neighbours,
         )
         version = importlib.metadata.version("distserved")
-        self._node = Node(config.model_id, version, self._controller, self._supervisor)
+        self._node = Node(config.model_id, version, self._controller, self._supervisor, self._host)
         self._supervisor.on_change = self._on_change
         self._console = AdminConsole(self._context, self._run_dir.admin_socket, self._node)
         self._server = http_server.HttpServer(
             build_app(self._controller, self._model, self._node, self._render_metrics, Limits())
         )
+
+    def _join_nodes(self, configs: WorkerConfigs) -> None:
+        """Links to the nodes that instances are shared with; where none are, no socket opens."""
+        self._neighbours, self._host = Neighbours(), None
+        if self._keys is None:
+            return
+        config, placement = self._config, self._placement
+        ours, terms = own_node(config, placement), terms_of(config, placement)
+        self._neighbours = Neighbours(
+            RemoteNode(
+                self._context,
+                name,
+                config.nodes[name].address,
+                self._keys,
+                home=ours,
+                terms=terms,
+                silence_s=config.link_timeout_s,
+                on_event=lambda *said: self._supervisor.on_event(*said),
+            )
+            for name in hosts_of(placement, ours)
+        )
+        if guests_of(placement, ours):
+            self._host = SegmentHost(
+                self._context,
+                config.nodes[ours].address,
+                self._keys,
+                self._link,
+                terms=terms,
+                settle=configs.settled,
+            )
+            self._host.on_change = self._on_change
 
     def _worker_configs(self) -> WorkerConfigs:
         return WorkerConfigs(
@@ -146,6 +194,10 @@ class Daemon:
     def _on_change(self) -> None:
         """An instance moved: tell systemd, and people once it can serve."""
         self._notifier.status(self._node.progress)
+        if self._node.is_helper and not self._is_announced:
+            self._is_announced = True
+            self._notifier.ready(self._node.progress)
+            logger.info("ready: %s", self._node.progress)
         if self._is_announced or self._node.refusal is not None:
             return
         self._is_announced = True
@@ -179,6 +231,8 @@ class Daemon:
         )
         self._server.stop()
         await self._supervisor.stop()
+        if self._host is not None:
+            await self._host.stop()
         logger.info("stopped")
 
 

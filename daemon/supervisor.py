@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from daemon.controller import Controller
 from daemon.errors import ConfigError, StartFailed
-from daemon.incarnation import Incarnation, StartEvent
+from daemon.incarnation import Incarnation, Process, StartEvent
 from daemon.instances import Instance
 from daemon.introductions import introduce, may_pull, mismatch
 from daemon.metrics import Metrics
+from daemon.neighbours import Neighbours
 from daemon.worker_configs import WorkerConfigs
 from daemon.worker_process import WorkerProcess
 from ipc.messages import Command, PeerDown, WorkerConfig
@@ -40,11 +41,12 @@ class Ward:
         self.restarts = 0
         self.last_exit: str | None = None
         self.was_ever_ready = False
+        self.waits_for: str | None = None
 
     @property
     def state(self) -> str:
         if self.life is None:
-            return "restarting"
+            return self.waits_for or "restarting"
         return self.life.progress
 
     @property
@@ -67,7 +69,8 @@ class Supervisor:
         metrics: Metrics,
         *,
         start_timeout_s: float,
-        start_worker: Callable[[WorkerConfig], Awaitable[WorkerProcess]] = WorkerProcess.start,
+        start_worker: Callable[[WorkerConfig], Awaitable[Process]] = WorkerProcess.start,
+        neighbours: Neighbours | None = None,  # where instances are on other nodes too
     ) -> None:
         self._configs = configs
         self._link = link
@@ -75,9 +78,10 @@ class Supervisor:
         self._metrics = metrics
         self._start_timeout_s = start_timeout_s
         self._start_worker = start_worker
+        self._neighbours = neighbours or Neighbours()
         self._stopping = asyncio.Event()
         self._has_served = False
-        self.wards = {spec.name: Ward(spec) for spec in configs.placement.instances}
+        self.wards = {spec.name: Ward(spec) for spec in configs.own_instances}
         self.on_change: Callable[[], None] = lambda: None
 
     async def keep(self, ward: Ward) -> None:
@@ -89,6 +93,7 @@ class Supervisor:
         """
         backoff_s = FIRST_BACKOFF_S
         while not self._stopping.is_set():
+            await self._until_reachable(ward)
             started_s = time.monotonic()
             reason = await self._live(ward)
             if self._stopping.is_set():
@@ -125,6 +130,18 @@ class Supervisor:
         life = self._life_of(worker.instance, epoch)
         if life is not None:
             life.doom(f"its link broke: {reason}")
+
+    async def _until_reachable(self, ward: Ward) -> None:
+        """Wait for the other nodes of the instance, or for `stop`."""
+        while not self._stopping.is_set():
+            ward.waits_for = self._neighbours.trouble(ward.spec)
+            if ward.waits_for is None:
+                return
+            joined = asyncio.ensure_future(self._neighbours.until_joined(ward.spec))
+            stopping = asyncio.ensure_future(self._stopping.wait())
+            await asyncio.wait({joined, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            joined.cancel()
+            stopping.cancel()
 
     async def _live(self, ward: Ward) -> str:
         """One life of an instance; why it ended. All of its processes are reaped then."""
@@ -188,8 +205,11 @@ class Supervisor:
         for name in life.names:
             self._link.open_epoch(name, life.epoch)
             config = self._configs.of(life.spec, life.epoch, name)
-            life.join(name, await self._start_worker(config))
-            logger.info("%s started, process %d", name, life.workers[name].pid)
+            where = life.spec.node_of(name)
+            is_here = where == life.spec.home
+            start = self._start_worker if is_here else self._neighbours[where].start
+            life.join(name, await start(config))
+            logger.info("%s started, process %d on %s", name, life.workers[name].pid, where)
 
     def _suits(self, life: Incarnation) -> bool:
         """Whether blocks can be copied between its pools and its peers'; it is doomed if not."""
@@ -236,7 +256,7 @@ class Supervisor:
 
     def _tell(self, life: Incarnation, name: WorkerName, command: Command) -> None:
         try:
-            self._link.send(name, life.epoch, command)
+            life.tell(name, command)
         except PeerGone as error:
             logger.info("%s did not hear %s: %s", name, type(command).__name__, error)
 
@@ -245,5 +265,6 @@ class Supervisor:
         return (life for life in lives if life is not None and life.is_up)
 
     def _life_of(self, instance: str, epoch: int) -> Incarnation | None:
-        life = self.wards[instance].life
+        ward = self.wards.get(instance)
+        life = ward.life if ward is not None else None
         return life if life is not None and life.epoch == epoch else None

@@ -3,9 +3,11 @@
 import os
 from collections.abc import Sequence
 
+import msgspec
+
 from daemon.config import DaemonConfig
 from daemon.meeting_points import MeetingPoints
-from daemon.placement import devices_in_use
+from daemon.placement import devices_in_use, own_node
 from ipc.messages import MixedPolicy, WorkerConfig
 from ipc.vocabulary import InstanceSpec, Placement, WorkerName
 
@@ -23,20 +25,27 @@ class WorkerConfigs:
         max_context_tokens: int,
         num_token_ids: int,
     ) -> None:
-        self.placement = placement
         self._config = config
-        self._devices = devices_in_use(placement)
+        self._placement = placement
+        self._node = own_node(config, placement)
+        self._devices = devices_in_use(placement, self._node)
         self._endpoint = endpoint
         self._meeting_points = meeting_points
         self._max_context = max_context_tokens
         self._num_token_ids = num_token_ids
 
+    @property
+    def own_instances(self) -> list[InstanceSpec]:
+        """Those whose home is this node."""
+        return [spec for spec in self._placement.instances if spec.home == self._node]
+
     def of(self, spec: InstanceSpec, epoch: int, name: WorkerName) -> WorkerConfig:
         """For one worker of one incarnation."""
         config = self._config
         device = spec.segments[name.stage].devices[name.tp_rank]
-        cores, num_threads = self._cpu_share(device)
-        is_group = spec.parallelism.num_workers > 1
+        is_here = spec.node_of(name) == self._node  # else its host says
+        cores, num_threads = self._cpu_share(device) if is_here else ((), 1)
+        meeting = self._meeting_points.of(spec, epoch)
         return WorkerConfig(
             name=name,
             epoch=epoch,
@@ -56,8 +65,21 @@ class WorkerConfigs:
             max_batch=config.max_batch,
             mixed=MixedPolicy(chunk_tokens=spec.chunk_tokens),
             num_token_ids=self._num_token_ids,
-            group_endpoint=self._meeting_points.plans(epoch) if is_group else "",
-            rendezvous=self._meeting_points.collectives(epoch) if is_group else "",
+            group_endpoint=meeting.plans,
+            group_public=meeting.keys.public,
+            group_secret=meeting.keys.secret if name.is_leader else "",
+            rendezvous=meeting.collectives,
+        )
+
+    def settled(self, config: WorkerConfig) -> WorkerConfig:
+        """Of another home's worker, with what depends on this machine."""
+        cores, num_threads = self._cpu_share(config.device)
+        return msgspec.structs.replace(
+            config,
+            endpoint=self._endpoint,
+            model_dir=str(self._config.model_dir.resolve()),
+            cpu_cores=cores,
+            num_threads=num_threads,
         )
 
     def forget(self, epoch: int) -> None:

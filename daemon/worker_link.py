@@ -5,6 +5,7 @@ import logging
 from typing import assert_never
 
 from daemon.controller import Controller
+from daemon.segment_host import SegmentHost
 from daemon.supervisor import Supervisor
 from ipc.messages import (
     Broken,
@@ -25,18 +26,29 @@ from ipc.sockets import DaemonSocket, LinkBroken, Sender
 logger = logging.getLogger(__name__)
 
 
-async def listen(link: DaemonSocket, supervisor: Supervisor, controller: Controller) -> None:
-    """For ever. Starting and dying is the supervisor's business, work the controller's."""
+async def listen(
+    link: DaemonSocket,
+    supervisor: Supervisor,
+    controller: Controller,
+    host: SegmentHost | None = None,
+) -> None:
+    """For ever. Starting and dying is the supervisor's business, work the controller's; workers
+    of instances of another home are the host's."""
     while True:
         try:
             async for sender, event in link.receive():
-                _route(sender, event, supervisor, controller)
+                if host is not None and host.hosts(sender):
+                    host.on_event(sender, event)
+                else:
+                    _route(sender, event, supervisor, controller)
                 # A receive that finds a message does not yield: under load, HTTP would starve.
                 await asyncio.sleep(0)
         except LinkBroken as error:
             logger.error("%s", error)
-            worker, epoch = error.sender
-            supervisor.on_broken_link(worker, epoch, error.reason)
+            if host is not None and host.hosts(error.sender):
+                host.on_broken_link(error.sender, error.reason)
+            else:
+                supervisor.on_broken_link(*error.sender, error.reason)
 
 
 def _route(

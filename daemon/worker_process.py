@@ -70,8 +70,9 @@ class WorkerProcess:
         about, self.pool_descriptor = channel.receive_descriptor(self._channel)
         assert about.epoch == self.config.epoch
 
-    def give_pool(self, about: PoolDescriptor, descriptor: int) -> None:
+    def give_pool(self, about: PoolDescriptor, descriptor: int | None) -> None:
         """Send another worker's pool; the `PeerUp` command follows on the link."""
+        assert descriptor is not None, "it is on another node"
         with contextlib.suppress(channel.ChannelClosed):  # its exit is on the way to us
             channel.send_descriptor(self._channel, about, descriptor)
 

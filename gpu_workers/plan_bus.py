@@ -1,9 +1,10 @@
 """Step plans from a leader to its followers, in order, and what followers report back.
 
 One ROUTER at the leader, a DEALER per follower, on an address that is fresh with every life of
-the instance. A message is `[kind, JSON]`, written and read by msgspec itself, since it is on the
-path of every step; plans are numbered without gaps, so a lost one is seen. Either side sees at
-once when the other's process ends. What has come is kept until it is asked for.
+the instance; between nodes, with CURVE keys. A message is `[kind, JSON]`, written and read by
+msgspec itself, since it is on the path of every step; plans are numbered without gaps, so a lost
+one is seen. Either side sees at once when the other's process ends (between nodes, a follower
+does). What has come is kept until it is asked for.
 """
 
 import time
@@ -14,10 +15,14 @@ import msgspec
 import zmq
 
 from gpu_workers.step_plan import PullResult, StepPlan, StepResult
+from ipc.curve import CurveKeys, call_with, listen_with, new_keys
 from ipc.vocabulary import WorkerName
 
 RECONNECT_MS = 10
 FAREWELL_MS = 500  # how long a closing leader's last words may take to leave
+# Between nodes, the loss of a peer may come without a word: it is asked for signs of life.
+HEARTBEAT_MS, SILENCE_MS = 1000, 5000
+UNENCRYPTED = "plans cross nodes encrypted or not at all"
 
 _encode = msgspec.json.Encoder().encode
 _decode_plan = msgspec.json.Decoder(StepPlan).decode
@@ -58,16 +63,25 @@ class LeaderBus:
     Args:
         endpoint: where to listen.
         followers: everyone who is to hear.
+        keys: of a bus between nodes, which is not opened without.
     """
 
-    def __init__(self, endpoint: str, followers: Iterable[WorkerName]) -> None:
+    def __init__(
+        self, endpoint: str, followers: Iterable[WorkerName], keys: CurveKeys | None = None
+    ) -> None:
+        assert keys or not endpoint.startswith("tcp:"), UNENCRYPTED
         self._followers = {str(name).encode() for name in followers}
         self._context = zmq.Context()
         self._socket = _socket(self._context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._losses = _watch_losses(self._socket)
+        # Between nodes anybody may knock, and who is turned away looks like one who is lost: there
+        # the daemons say whose process has ended.
+        self._losses = [] if keys else [_watch_losses(self._socket)]
         self._waiting = Waiting(self.waitables)
-        self._socket.bind(endpoint)
+        if keys:
+            listen_with(self._socket, keys)
+            _expect_signs_of_life(self._socket)
+        self._bind(endpoint)
         self._joined: set[bytes] = set()
         self._results: dict[int, StepResult] = {}
         self._pulls: list[PullResult] = []
@@ -75,7 +89,7 @@ class LeaderBus:
     @property
     def waitables(self) -> list[zmq.Socket[bytes]]:
         """To be polled: readable when `drain` has something to do."""
-        return [self._socket, self._losses]
+        return [self._socket, *self._losses]
 
     def gather(self, timeout_s: float) -> None:
         """Wait until every follower has joined. Raises GroupBroken when one does not."""
@@ -114,13 +128,20 @@ class LeaderBus:
         """Take in all that has come. Raises GroupBroken when a follower is gone."""
         while self._socket.poll(0):
             self._take(*self._socket.recv_multipart())
-        if self._losses.poll(0):
+        if any(losses.poll(0) for losses in self._losses):
             raise GroupBroken("a follower has ended")
 
     def close(self) -> None:
         self._socket.close(FAREWELL_MS)
-        self._losses.close(0)
+        for losses in self._losses:
+            losses.close(0)
         self._context.term()
+
+    def _bind(self, endpoint: str) -> None:
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise GroupBroken(f"cannot listen on {endpoint}: {error}") from error
 
     def _wait(self, deadline_s: float) -> bool:
         """Take in what comes; False at the deadline."""
@@ -147,14 +168,22 @@ class LeaderBus:
 
 
 class FollowerBus:
-    """A follower's end; joins at once."""
+    """A follower's end; joins at once.
 
-    def __init__(self, endpoint: str, name: WorkerName) -> None:
+    Args:
+        leader_key: the public one of a bus between nodes; whoever knows it may follow.
+    """
+
+    def __init__(self, endpoint: str, name: WorkerName, leader_key: str = "") -> None:
+        assert leader_key or not endpoint.startswith("tcp:"), UNENCRYPTED
         self._context = zmq.Context()
         self._socket = _socket(self._context, zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, str(name).encode())
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)  # the leader may bind later
         self._losses = _watch_losses(self._socket)
+        if leader_key:
+            call_with(self._socket, leader_key, new_keys())
+            _expect_signs_of_life(self._socket)
         self._socket.connect(endpoint)
         self._last_step_id = 0
         self.is_dismissed = False
@@ -208,6 +237,11 @@ def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> zmq.Socket[
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     return socket
+
+
+def _expect_signs_of_life(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
 
 
 def _watch_losses(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:

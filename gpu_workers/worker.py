@@ -33,6 +33,7 @@ from gpu_workers.prefault import prefault
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
 from ipc import channel, sharding
+from ipc.curve import CurveKeys
 from ipc.kv_layout import RankLayout
 from ipc.kv_shm import PoolUnavailable
 from ipc.messages import Broken, Hello, Loading, PeerUp, PoolDescriptor, Ready, WorkerConfig
@@ -94,10 +95,10 @@ class Worker:
             with self._ready(exchange, executor):
                 self._leader(exchange, executor).run()
         elif name.is_leader:
-            bus = LeaderBus(self._config.group_endpoint, self._followers)
+            bus = LeaderBus(self._config.group_endpoint, self._followers, self._group_keys)
             self._lead(self._undo.enter_context(closing(bus)))
         else:
-            feed = FollowerBus(self._config.group_endpoint, name)
+            feed = FollowerBus(self._config.group_endpoint, name, self._config.group_public)
             self._follow(self._undo.enter_context(closing(feed)))
 
     def _lead(self, bus: LeaderBus) -> None:
@@ -190,6 +191,12 @@ class Worker:
         prefault(exchange.pool)
         with torch.inference_mode():
             yield
+
+    @property
+    def _group_keys(self) -> CurveKeys | None:
+        """The leader's, where plans cross nodes."""
+        public, secret = self._config.group_public, self._config.group_secret
+        return CurveKeys(public, secret) if secret else None
 
     @property
     def _followers(self) -> list[WorkerName]:

@@ -63,8 +63,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     mixed: MixedPolicy = MixedPolicy()
     num_token_ids: int | None = None
     # Of instances with several workers: where the leader's plans come from, and where their
-    # collectives meet (an URL of torch.distributed). Both are fresh with every epoch.
+    # collectives meet (an URL of torch.distributed). Both are fresh with every epoch; so are the
+    # CURVE keys of plans that cross nodes, of which the secret is the leader's.
     group_endpoint: str = ""
+    group_public: str = ""
+    group_secret: str = ""
     rendezvous: str = ""
 
 

@@ -79,6 +79,14 @@ class InstanceSpec(msgspec.Struct, frozen=True):
     prefill_tokens: int | None = None
     chunk_tokens: int | None = None
 
+    @property
+    def home(self) -> str:
+        """The node that owns its requests, its epochs and its leader."""
+        return self.segments[0].node
+
+    def node_of(self, worker: "WorkerName") -> str:
+        return self.segments[worker.stage].node
+
     def first_gap(self, decode: "InstanceSpec") -> tuple[int, int] | None:
         """The first stages, here and there, that hold the same layers and share no node: what
         keeps `decode` from pulling out of this instance. None where every such pair shares one.

@@ -66,7 +66,7 @@ class PlayedProcess(WorkerProcess):
     def take_pool(self) -> None:
         self.pool_descriptor = self._pid  # nobody reads it
 
-    def give_pool(self, about: PoolDescriptor, descriptor: int) -> None:
+    def give_pool(self, about: PoolDescriptor, descriptor: int | None) -> None:
         self.given.append(about)
 
     def kill(self) -> None:

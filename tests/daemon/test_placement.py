@@ -6,9 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from daemon.config import DaemonConfig
+from daemon.config import DaemonConfig, NodeAddress
 from daemon.errors import ConfigError
-from daemon.placement import counted_out, devices_in_use, placement_of
+from daemon.placement import (
+    counted_out,
+    devices_in_use,
+    guests_of,
+    hosts_of,
+    nodes_of,
+    placement_of,
+)
 from ipc.placement_file import FileNode, file_of, to_json
 from ipc.vocabulary import InstanceSpec, Parallelism, Role, Segment
 
@@ -61,7 +68,7 @@ def test_chunks_are_for_mixed_instances() -> None:
 def test_a_file_says_which_instances_there_are(tmp_path: Path) -> None:
     placement = placement_of(DaemonConfig(placement=written(tmp_path, *PAIR)))
     assert placement.instances == PAIR
-    assert devices_in_use(placement) == [1, 4, 6, 7]
+    assert devices_in_use(placement, "n0") == [1, 4, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -96,21 +103,50 @@ def test_stages_that_would_hand_over_across_nodes_are_not_servable_yet(tmp_path:
         placement_of(DaemonConfig(placement=written(tmp_path, *specs), node="n0"))
 
 
-def test_a_placement_on_several_nodes_names_the_one_that_is_not_this(tmp_path: Path) -> None:
-    specs = (
-        spec("p", Role.PREFILL, ("n0", (0,)), ("n1", (0,))),
-        spec("d", Role.DECODE, ("n0", (1,)), ("n1", (1,))),
+ACROSS = (
+    spec("p", Role.PREFILL, ("n0", (0,)), ("n1", (0,))),
+    spec("d", Role.DECODE, ("n0", (1,)), ("n1", (1,))),
+)
+ADDRESSES = {name: NodeAddress(f"tcp://10.0.0.{i}:7400") for i, name in enumerate(("n0", "n1"))}
+
+
+def test_a_placement_on_two_nodes_says_whose_home_is_where(tmp_path: Path) -> None:
+    alone = spec("m", Role.MIXED, ("n2", (0, 1)), unit=1)
+    placement = placement_of(
+        DaemonConfig(
+            placement=written(tmp_path, *ACROSS, alone),
+            node="n0",
+            nodes=ADDRESSES,
+            link_keys=str(tmp_path),
+        )
     )
-    file = written(tmp_path, *specs)
-    with pytest.raises(ConfigError, match="puts d on n1, and this node is n0"):
-        placement_of(DaemonConfig(placement=file, node="n0"))
+    assert nodes_of(placement.instances) == ["n0", "n1", "n2"]
+    assert [hosts_of(placement, n) for n in ("n0", "n1", "n2")] == [["n1"], [], []]
+    assert [guests_of(placement, n) for n in ("n0", "n1", "n2")] == [[], ["n0"], []]
+    assert devices_in_use(placement, "n1") == [0, 1]
+
+
+@pytest.mark.parametrize("node", ["n0", "n1"])
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"nodes": {}, "link_keys": "keys"}, r"there is no address in \[nodes\.n"),
+        ({"nodes": ADDRESSES}, "nodes are joined with link_keys only"),
+    ],
+)
+def test_nodes_that_share_an_instance_need_addresses_and_keys(
+    tmp_path: Path, node: str, how: dict[str, Any], why: str
+) -> None:
+    config = DaemonConfig(placement=written(tmp_path, *ACROSS), node=node, **how)
+    with pytest.raises(ConfigError, match=why):
+        placement_of(config)
 
 
 def test_a_placement_for_one_other_node_is_refused_only_when_we_have_a_name(
     tmp_path: Path,
 ) -> None:
     file = written(tmp_path, *PAIR)
-    with pytest.raises(ConfigError, match="on n0, and this node is here"):
+    with pytest.raises(ConfigError, match="puts nothing on this node, here, but on n0"):
         placement_of(DaemonConfig(placement=file, node="here"))
 
 
