@@ -39,6 +39,7 @@ _WORKER_COUNTERS = (
     "num_pulls",
     "pulled_bytes",
     "pull_faults",
+    "hidden_bytes",
     "num_preempted",
     "audit_failures",
     "control_s",

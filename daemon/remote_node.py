@@ -247,6 +247,9 @@ class RemoteNode:
                     self._on_message(message, frames)
             except WireError as error:
                 raise LinkLost(str(error)) from error
+            # A receive that finds a message does not yield; who waits for a worker's start is to
+            # have it before the worker's next word is heard.
+            await asyncio.sleep(0)
 
     def _on_message(self, message: FromHost, frames: list[bytes]) -> None:
         if isinstance(message, Evicted):  # who knows no session cannot number it

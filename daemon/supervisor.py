@@ -137,6 +137,7 @@ class Supervisor:
             ward.waits_for = self._neighbours.trouble(ward.spec)
             if ward.waits_for is None:
                 return
+            self.on_change()
             joined = asyncio.ensure_future(self._neighbours.until_joined(ward.spec))
             stopping = asyncio.ensure_future(self._stopping.wait())
             await asyncio.wait({joined, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -57,6 +57,8 @@ class GlooCollectives:
         dtype: of all activations.
         timeout_s: how long the others may let us wait, at the rendezvous and in every call.
 
+    `sent_bytes` counts the hidden states that went to the next stage.
+
     Raises:
         CollectivesFailed: the others did not come.
     """
@@ -77,6 +79,7 @@ class GlooCollectives:
         self._received = torch.empty((0, hidden_size), dtype=dtype)
         self._sending: deque[tuple[_Work, torch.Tensor]] = deque()
         self._num_sent = self._num_received = 0
+        self.sent_bytes = 0
         self._groups: tuple[_Group, _Group] | None = None
         self._groups = self._guarded(lambda: self._meet(url), "joining the instance")
 
@@ -104,6 +107,7 @@ class GlooCollectives:
         )
         self._sending.append((work, copy))
         self._num_sent += 1
+        self.sent_bytes += copy.nbytes
 
     def receive(self, num_tokens: int) -> torch.Tensor:
         if len(self._received) < num_tokens:

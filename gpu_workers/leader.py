@@ -95,6 +95,7 @@ class Leader:
         max_in_flight: steps with rows that are under way at a time: one for each stage.
         is_done: whether `collect` would return at once; whoever makes it false must also end
             the link's `receive` when it turns true.
+        hidden_bytes: what this rank has sent to the next stage so far.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Leader:
         *,
         max_in_flight: int = 1,
         is_done: Callable[[Any], bool] = lambda launched: True,
+        hidden_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._link = link
         self._scheduler = scheduler
@@ -115,6 +117,7 @@ class Leader:
         self._map_peer = map_peer
         self._max_in_flight = max_in_flight
         self._is_done = is_done
+        self._hidden_bytes = hidden_bytes
         self._in_flight: deque[_InFlight] = deque()
         self._is_exiting = False
         self._control = _Stopwatch()
@@ -252,6 +255,7 @@ class Leader:
             num_pulls=counters.num_pulls,
             pulled_bytes=counters.pulled_bytes,
             pull_faults=counters.pull_faults,
+            hidden_bytes=self._hidden_bytes(),
             num_preempted=scheduler.decodes.num_preempted,
             num_waiting=scheduler.prefills.num_waiting + scheduler.decodes.num_waiting,
             num_running=scheduler.decodes.num_running,

@@ -141,6 +141,7 @@ class LeaderBus:
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
+            self.close()
             raise GroupBroken(f"cannot listen on {endpoint}: {error}") from error
 
     def _wait(self, deadline_s: float) -> bool:

@@ -69,6 +69,7 @@ class Worker:
         self._channel = own_channel
         self._started_s = time.monotonic()
         self._link = WorkerSocket(config.endpoint, config.name, config.epoch)
+        self._others: GlooCollectives | None = None
         self._undo = ExitStack()
         self._undo.callback(self._link.close)
 
@@ -115,6 +116,7 @@ class Worker:
                 self._mapping_into(exchange),
                 max_in_flight=parallelism.pp,
                 is_done=group.is_done,
+                hidden_bytes=lambda: self._others.sent_bytes if self._others else 0,
             ).run()
         bus.dismiss()
 
@@ -175,7 +177,8 @@ class Worker:
         dtype = TORCH_DTYPES[config.dtype]
         hidden_size = model.sizes.hidden_size
         others = GlooCollectives(config.rendezvous, shard, hidden_size=hidden_size, dtype=dtype)
-        return self._undo.enter_context(closing(others))
+        self._others = self._undo.enter_context(closing(others))
+        return others
 
     def _report_progress(self, fraction: float) -> None:
         self._link.send(Loading("loading weights", fraction))

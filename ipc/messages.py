@@ -257,7 +257,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     Times are seconds: `last_step_s` when the last step was collected (CLOCK_MONOTONIC, 0 before
     the first), `control_s` all that was spent beside steps. `pull_faults` counts pulls whose blocks
-    were found to differ from their source, where that is looked at.
+    were found to differ from their source, where that is looked at; `hidden_bytes` are those of the
+    hidden states that the leader has sent to the next stage.
     """
 
     num_steps: int = 0
@@ -268,6 +269,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     num_pulls: int = 0
     pulled_bytes: int = 0
     pull_faults: int = 0
+    hidden_bytes: int = 0
     num_preempted: int = 0
     num_waiting: int = 0
     num_running: int = 0

@@ -13,6 +13,7 @@ from daemon.config import DaemonConfig
 from daemon.controller import Controller
 from daemon.meeting_points import MeetingPoints
 from daemon.metrics import Metrics
+from daemon.neighbours import Neighbours
 from daemon.placement import counted_out
 from daemon.supervisor import Supervisor, Ward
 from daemon.text import Tokenizer
@@ -22,7 +23,7 @@ from ipc.kv_layout import RankLayout
 from ipc.messages import Broken, Command, Hello, Loading, PoolDescriptor, Ready, WorkerConfig
 from ipc.sharding import ModelSizes, shard
 from ipc.sockets import DaemonSocket
-from ipc.vocabulary import DType, WorkerName
+from ipc.vocabulary import DType, Placement, WorkerName
 
 MODEL = ModelSizes(
     name="played",
@@ -86,15 +87,24 @@ class OverheardLink(DaemonSocket):
     def __init__(self, *how: Any) -> None:
         super().__init__(*how)
         self.sent: list[tuple[WorkerName, Command]] = []
+        self.has_sent = asyncio.Event()
 
     def send(self, worker: WorkerName, epoch: int, command: Command) -> None:
         self.sent.append((worker, command))
+        self.has_sent.set()
 
 
 class Stage:
     """A supervisor and the processes that it starts, in order."""
 
-    def __init__(self, link: OverheardLink, tokenizer: Tokenizer, config: DaemonConfig) -> None:
+    def __init__(
+        self,
+        link: OverheardLink,
+        tokenizer: Tokenizer,
+        config: DaemonConfig,
+        placement: Placement | None = None,
+        neighbours: Neighbours | None = None,
+    ) -> None:
         self.link = link
         self.metrics = Metrics("test")
         self.controller = Controller(tokenizer, self.metrics, Capacity(64), max_queued=8)
@@ -107,9 +117,9 @@ class Stage:
         self.supervisor = Supervisor(
             WorkerConfigs(
                 config,
-                counted_out(config),
+                placement or counted_out(config),
                 endpoint=link.endpoint,
-                meeting_points=MeetingPoints(self.run_dir),
+                meeting_points=MeetingPoints(self.run_dir, "127.0.0.1"),
                 max_context_tokens=64,
                 num_token_ids=256,
             ),
@@ -118,6 +128,7 @@ class Stage:
             self.metrics,
             start_timeout_s=60.0,
             start_worker=self._start,
+            neighbours=neighbours,
         )
 
     @property

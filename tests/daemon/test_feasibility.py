@@ -8,10 +8,15 @@ import pytest
 
 from daemon.config import DaemonConfig
 from daemon.errors import ConfigError
-from daemon.feasibility import check_memory, check_placement, usable_memory
+from daemon.feasibility import (
+    check_handovers,
+    check_memory,
+    check_placement,
+    usable_memory,
+)
 from daemon.model_sizes import read_outline
 from daemon.placement import counted_out
-from ipc.vocabulary import DType
+from ipc.vocabulary import DType, InstanceSpec, Parallelism, Placement, Role, Segment
 
 LLAMA = {
     "hidden_size": 8,
@@ -107,3 +112,36 @@ def test_more_workers_than_cores_are_a_warning(
     with caplog.at_level(logging.WARNING):
         check(DaemonConfig(model=name, prefill=1024, kv_cache_gib=1e-6))
     assert "1025 workers share" in caplog.text
+
+
+def across(*shapes: tuple[Role, tuple[str, ...]]) -> Placement:
+    """Pipelines with one stage for each node that is named."""
+    return Placement(
+        1,
+        tuple(
+            InstanceSpec(
+                role.value,
+                role,
+                Parallelism(1, len(nodes)),
+                tuple(Segment(node, (i,)) for i, node in enumerate(nodes)),
+            )
+            for role, nodes in shapes
+        ),
+    )
+
+
+def test_memory_is_counted_for_this_nodes_stages_alone(tmp_path: Path) -> None:
+    config = DaemonConfig(model=model(tmp_path, LLAMA | {"vocab_size": 1}), node="n1")
+    placement = across((Role.PREFILL, ("n0", "n1", "n1", "n1")), (Role.DECODE, ("n0", "n1")))
+    with pytest.raises(ConfigError, match=r"needs 4\.00 GiB of memory .*has 3\.99 GiB"):
+        check_memory(config, placement, read_outline(config), num_bytes=int(3.99 * GIB))
+
+
+def test_layers_that_would_be_pulled_across_nodes_are_named(tmp_path: Path) -> None:
+    """Two halves against four quarters share nodes by equal shares; a heavy head cuts otherwise."""
+    even = read_outline(DaemonConfig(model=model(tmp_path, LLAMA | {"vocab_size": 1})))
+    placement = across((Role.PREFILL, ("n0", "n1")), (Role.DECODE, ("n0", "n0", "n1", "n1")))
+    check_handovers(placement, even)
+    heavy = read_outline(DaemonConfig(model=model(tmp_path, LLAMA | {"vocab_size": 100})))
+    with pytest.raises(ConfigError, match="share layers 2 to 2, but are on n0 and n1 there"):
+        check_handovers(placement, heavy)

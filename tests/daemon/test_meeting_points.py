@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from daemon.errors import ConfigError
-from daemon.meeting_points import MeetingPoints
+from daemon.meeting_points import Meeting, MeetingPoints
 from ipc.run_dir import MAX_SOCKET_PATH, RunDir
+from ipc.vocabulary import InstanceSpec, Parallelism, Role, Segment
 
 
 def test_each_epoch_meets_somewhere_else(tmp_path: Path) -> None:
@@ -45,3 +46,27 @@ def test_what_a_dead_daemon_left_is_swept_and_the_rest_is_not(tmp_path: Path) ->
 def test_a_path_that_an_url_cannot_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot meet in a path with #"):
         MeetingPoints(tmp_path / "a#b").collectives(1)
+
+
+def spec(*nodes: str) -> InstanceSpec:
+    segments = tuple(Segment(node, (i,)) for i, node in enumerate(nodes))
+    return InstanceSpec("m", Role.MIXED, Parallelism(1, len(nodes)), segments)
+
+
+def test_a_group_on_one_node_meets_in_the_run_directory_without_keys(tmp_path: Path) -> None:
+    points = MeetingPoints(tmp_path, "127.0.0.1")
+    assert points.of(spec("n0"), 1) == Meeting()
+    assert points.of(spec("n0", "n0"), 1) == Meeting(points.plans(1), points.collectives(1))
+
+
+def test_a_group_across_nodes_meets_at_our_address_with_keys_of_its_epoch(tmp_path: Path) -> None:
+    points = MeetingPoints(tmp_path, "127.0.0.1")
+    first, second = (points.of(spec("n0", "n1"), epoch) for epoch in (1, 2))
+    assert points.of(spec("n0", "n1"), 1) == first
+    for meeting in (first, second):
+        assert meeting.plans.startswith("tcp://127.0.0.1:")
+        assert meeting.collectives.startswith("tcp://127.0.0.1:")
+        assert meeting.plans != meeting.collectives
+    assert first.keys.secret != second.keys.secret
+    points.remove(1)
+    assert points.of(spec("n0", "n1"), 1).keys != first.keys

@@ -112,6 +112,24 @@ def test_hidden_states_pass_from_stage_to_stage_in_order(
             assert all(torch.equal(a, b) for a, b in zip(sent, seen, strict=True))
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_what_goes_to_the_next_stage_is_counted_in_bytes(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    lengths = (3, 1, 5)
+
+    def act(rank: GlooCollectives) -> int:
+        for length in lengths:
+            if rank.stage == 0:
+                rank.send_forward(torch.zeros((length, WIDTH), dtype=dtype))
+            else:
+                rank.receive(length)
+        return rank.sent_bytes
+
+    with met(tmp_path, 1, 2, dtype=dtype) as run:
+        assert run(act) == [sum(lengths) * WIDTH * dtype.itemsize, 0]
+
+
 def test_a_rank_that_leaves_is_noticed_by_those_that_wait_for_it(tmp_path: Path) -> None:
     def act(rank: GlooCollectives) -> str:
         if rank.tp_rank == 1:

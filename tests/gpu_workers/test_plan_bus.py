@@ -1,5 +1,6 @@
 """Plans and reports over real sockets: order, gaps, and the ends of processes."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -9,6 +10,7 @@ import zmq
 
 from gpu_workers.plan_bus import FollowerBus, GroupBroken, LeaderBus, Waiting
 from gpu_workers.step_plan import DrawnToken, PullResult, Row, RowResult, StepPlan, StepResult
+from ipc.curve import new_keys
 from ipc.vocabulary import TokenLogprobs, WorkerName
 
 ONE, OTHER = WorkerName("here", 0, 1), WorkerName("here", 1, 0)
@@ -140,3 +142,59 @@ def close_abruptly(bus: LeaderBus | FollowerBus) -> None:
     """As a killed process would."""
     with suppress(zmq.ZMQError):
         bus._socket.close(0)
+
+
+def tcp_endpoint() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_between_nodes_plans_go_to_who_knows_the_leaders_key() -> None:
+    endpoint, keys = tcp_endpoint(), new_keys()
+    with (
+        closing(LeaderBus(endpoint, [ONE], keys)) as leader,
+        closing(FollowerBus(endpoint, ONE, keys.public)) as follower,
+    ):
+        leader.gather(PATIENCE_S)
+        leader.send(StepPlan(step_id=1))
+        assert plans_of(follower, 1) == [StepPlan(step_id=1)]
+        follower.report(StepResult(1, ()))
+        assert leader.result(1, PATIENCE_S) == StepResult(1, ())
+
+
+def test_who_does_not_know_the_key_is_not_let_in_and_disturbs_nobody() -> None:
+    endpoint, keys = tcp_endpoint(), new_keys()
+    with closing(LeaderBus(endpoint, [ONE, OTHER], keys)) as leader:
+        with (
+            closing(FollowerBus(endpoint, ONE, keys.public)),
+            closing(FollowerBus(endpoint, OTHER, new_keys().public)),
+            pytest.raises(GroupBroken, match=r"^here/1\.0 did not join within 0\.5 s"),
+        ):
+            leader.gather(0.5)
+        leader.drain()
+
+
+def test_between_nodes_a_follower_sees_at_once_that_its_leader_has_ended() -> None:
+    endpoint, keys = tcp_endpoint(), new_keys()
+    with closing(LeaderBus(endpoint, [ONE], keys)) as leader:
+        follower = FollowerBus(endpoint, ONE, keys.public)
+        leader.gather(PATIENCE_S)
+    with closing(follower):
+        assert until_broken(follower) == "the leader has ended"
+
+
+def test_a_bus_between_nodes_never_opens_without_keys() -> None:
+    endpoint = tcp_endpoint()
+    with pytest.raises(AssertionError, match="encrypted or not at all"):
+        LeaderBus(endpoint, [ONE])
+    with pytest.raises(AssertionError, match="encrypted or not at all"):
+        FollowerBus(endpoint, ONE)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", int(endpoint.rsplit(":", 1)[1]))) != 0
+
+
+def test_a_port_that_is_taken_ends_the_leader_with_a_word() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        endpoint = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(GroupBroken, match=f"cannot listen on {endpoint}: Address already"):
+            LeaderBus(endpoint, [ONE], new_keys())
