@@ -178,12 +178,13 @@ class SegmentHost:
     ) -> None:
         try:
             number, message = node_messages.session_of(frames), node_messages.from_home(frames)
+            if isinstance(message, Join):
+                newcomer = Guest(identity, Session(number), message)
+                newcomer.session.check(frames)
         except WireError as error:
             logger.warning("a daemon that is not of this protocol: %s", error)
             return
         if isinstance(message, Join):
-            newcomer = Guest(identity, Session(number), message)
-            newcomer.session.check(frames)
             await self._join(newcomer, message)
             return
         guest = self._guests.get(number)

@@ -187,7 +187,9 @@ class Supervisor:
     def _judge(self, ward: Ward, reason: str) -> None:
         """Record a death; give up on what never worked."""
         logger.error("%s ended: %s", ward.spec.name, reason)
-        if not self._has_served and not ward.was_ever_ready and ward.last_exit is not None:
+        is_lost = self._neighbours.trouble(ward.spec) is not None  # a node was: no fault of its own
+        never_worked = not self._has_served and not ward.was_ever_ready and not is_lost
+        if never_worked and ward.last_exit is not None:
             raise StartFailed(f"{ward.spec.name} died twice before it was ready: {reason}")
         ward.last_exit = reason
         ward.restarts += 1

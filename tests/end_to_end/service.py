@@ -48,6 +48,12 @@ class Service:
         assert self._ready.wait(START_S), self.log
         assert self.url, f"the service ended with {self.process.wait()}:\n{self.log}"
 
+    def close(self) -> None:
+        """The process has ended: give back what we hold of it."""
+        self._reader.join(5)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60.0)
 
@@ -126,8 +132,7 @@ def starting(model: Path, *flags: str, **environment: str) -> Iterator[Service]:
             yield service
         finally:
             service.stop()
-            assert process.stderr is not None
-            process.stderr.close()
+            service.close()
 
 
 def eventually(holds: Callable[[], bool], within_s: float, what: str) -> None:
