@@ -2,8 +2,9 @@
 
 A profile is measured on an idle machine with the engine alone. In service other processes share
 its cores and messages take time, so the steps are a little longer and hand-overs are not free.
-Four figures say how much: a factor for each phase's steps, and the time a request takes to reach
-the prefill queue and the decode queue. Other runs are then predicted with them.
+Five figures say how much: a factor for each phase's steps, what a prefill step costs whatever is
+in it, and what a request takes to reach the prefill queue and the decode queue. Other runs are
+then predicted with them.
 """
 
 import itertools
@@ -34,6 +35,7 @@ class Calibration(msgspec.Struct, frozen=True):
     decode_scale: float = 1.0
     arrival_s: float = 0.0
     handover_s: float = 0.0
+    prefill_step_s: float = 0.0
     num_requests: int = 0
 
     def apply(self, service: Service) -> Service:
@@ -44,6 +46,7 @@ class Calibration(msgspec.Struct, frozen=True):
             instances=tuple(self._corrected(model) for model in service.instances),
             overheads=replace(
                 costs,
+                prefill_step_s=costs.prefill_step_s + self.prefill_step_s,
                 arrival_s=costs.arrival_s + self.arrival_s,
                 handover_s=costs.handover_s + self.handover_s,
             ),
@@ -75,8 +78,10 @@ def calibrate(run: LiveRun, service: Service) -> Calibration:
         )
     if np.isnan(live.prefill_start_s).any():
         raise BenchError("calibration needs the five stages, and this service does not tell them")
+    prefill_step_s, prefill_scale = _prefill_line(live, _model(service, Role.PREFILL))
     scaled = Calibration(
-        prefill_scale=_prefill_scale(live, _model(service, Role.PREFILL)),
+        prefill_scale=prefill_scale,
+        prefill_step_s=prefill_step_s,
         decode_scale=_decode_scale(live, _model(service, Role.DECODE), _num_decodes(service)),
         arrival_s=_arrival_s(live),
         num_requests=len(live),
@@ -96,14 +101,21 @@ def _num_decodes(service: Service) -> int:
     return sum(instance.role.decodes for instance in service.instances)
 
 
-def _prefill_scale(live: Timeline, model: LatencyModel) -> float:
-    """Live over profiled seconds, of the batches that were computed."""
-    live_s = profiled_s = 0.0
+def _prefill_line(live: Timeline, model: LatencyModel) -> tuple[float, float]:
+    """What a step costs by itself, and live over profiled seconds: the line by least squares
+    through the batches that were computed. Its mean is theirs, which is what queues depend on."""
+    live_s, profiled_s = [], []
     for batch in prefill_batches(live):
         chunks = [Chunk(int(live.requests.input_tokens[k])) for k in batch]
-        profiled_s += model.num_stages * model.prefill(chunks).seconds
-        live_s += float(live.prefill_end_s[batch[0]] - live.prefill_start_s[batch[0]])
-    return live_s / profiled_s
+        profiled_s.append(model.num_stages * model.prefill(chunks).seconds)
+        live_s.append(float(live.prefill_end_s[batch[0]] - live.prefill_start_s[batch[0]]))
+    y, x = np.array(live_s), np.array(profiled_s)
+    through_zero = 0.0, float(y.sum() / x.sum())
+    if np.ptp(x) == 0.0:
+        return through_zero
+    slope = float(np.cov(x, y)[0, 1] / x.var(ddof=1))
+    step_s = float(y.mean() - slope * x.mean())
+    return (step_s, slope) if step_s > 0.0 and slope > 0.0 else through_zero
 
 
 def prefill_batches(live: Timeline) -> list[list[int]]:

@@ -36,14 +36,16 @@ def as_live(timeline: Timeline) -> LiveRun:
         Calibration(),
         Calibration(1.12, 1.3, 0.004, 0.002),
         Calibration(0.9, 0.95, 0.0, 0.01),
+        Calibration(1.1, 1.0, 0.004, 0.002, prefill_step_s=0.008),
     ],
-    ids=["as profiled", "slower", "faster"],
+    ids=["as profiled", "slower", "faster", "slower by the step"],
 )
 def test_hidden_corrections_are_found(truth: Calibration) -> None:
     live = as_live(simulate(truth.apply(SERVICE), chat(300, rate=4.0)))
     found = calibrate(live, SERVICE)
     assert found.prefill_scale == pytest.approx(truth.prefill_scale, rel=0.01)
     assert found.decode_scale == pytest.approx(truth.decode_scale, rel=0.01)
+    assert found.prefill_step_s == pytest.approx(truth.prefill_step_s, abs=1e-3)
     assert found.arrival_s == pytest.approx(truth.arrival_s, abs=2e-4)
     assert found.handover_s == pytest.approx(truth.handover_s, abs=2e-3)
     assert found.num_requests == 300

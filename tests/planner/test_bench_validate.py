@@ -12,11 +12,11 @@ from planner.bench.calibrate import Calibration
 from planner.bench.comparison_tables import show_validation, told_verdict
 from planner.bench.figures import draw_validation
 from planner.bench.live_run import Failure, LiveRun
-from planner.bench.options import ReplayOptions, ServerFailed
+from planner.bench.options import ReplayOptions
 from planner.bench.run_file import read_run
 from planner.bench.validate import validate
 from planner.bench.validation import ValidationReport
-from planner.errors import BenchError
+from planner.errors import BenchError, ServerFailed
 from planner.simulate.overheads import read_overheads, with_overheads
 from planner.simulator.service import Overheads
 from planner.workload.requests import Requests
@@ -64,7 +64,11 @@ async def test_the_calibration_file_is_one_of_overheads(tmp_path: Path) -> None:
     costs, factors = read_overheads(tmp_path / "calibration.json")
     found = report.calibration
     assert factors == Calibration(found.prefill_scale, found.decode_scale)
-    assert costs == Overheads(arrival_s=found.arrival_s, handover_s=found.handover_s)
+    assert costs == Overheads(
+        arrival_s=found.arrival_s,
+        handover_s=found.handover_s,
+        prefill_step_s=found.prefill_step_s,
+    )
 
 
 async def test_what_was_told_already_is_in_the_calibration_file_too(tmp_path: Path) -> None:
