@@ -37,7 +37,7 @@ def pipelines() -> list[InstanceSpec]:
 
 
 class Node:
-    """One daemon, which can be ended and started again.
+    """One daemon.
 
     Args:
         inside: the command under which it runs, such as in a network namespace.
@@ -49,11 +49,6 @@ class Node:
         self._run_dir = run_dir
         self._command = [*inside, sys.executable, "-P", "-m", "daemon", "serve", *flags]
         self._command += ["--node", name, "--port", str(self.port), "--run-dir", str(run_dir)]
-        self.service = self._started()
-
-    def again(self) -> None:
-        """Another daemon in its place."""
-        self.end()
         self.service = self._started()
 
     def end(self) -> None:
@@ -93,6 +88,7 @@ class Pair:
     def until_ready(self) -> None:
         """For the first time."""
         self.home.service.until_ready()
+        assert self.home.service.process.poll() is None, self.log
 
     def until_serving(self) -> None:
         """Again, after something happened."""

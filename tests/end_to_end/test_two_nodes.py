@@ -125,14 +125,6 @@ def test_a_stopped_host_loses_its_segments_and_joins_again(
     assert answers(pair.home.service) == solo
 
 
-def test_a_killed_host_is_reported_within_the_bound_and_replaced(pair: Pair) -> None:
-    far = far_workers(pair)
-    pair.host.again()
-    eventually(lambda: gone(far), BOUND_S, "workers go with their daemon")
-    eventually(lambda: pair.home.health != "", BOUND_S, "the home tells")
-    pair.until_serving()
-
-
 def test_a_stopped_homes_segments_are_killed_within_the_bound(pair: Pair) -> None:
     """Its leaders live on, so that only its silence can tell."""
     far = far_workers(pair)
@@ -146,11 +138,11 @@ def test_a_stopped_homes_segments_are_killed_within_the_bound(pair: Pair) -> Non
     pair.until_serving()
 
 
-def test_a_killed_homes_segments_are_killed_within_the_bound(pair: Pair) -> None:
+def test_a_killed_host_is_reported_within_the_bound(pair: Pair) -> None:
     far = far_workers(pair)
-    pair.home.end()
-    eventually(lambda: gone(far), BOUND_S, "the host kills them")
-    assert pair.host.service.stop() == 0
+    pair.host.end()
+    eventually(lambda: gone(far), BOUND_S, "workers go with their daemon")
+    eventually(lambda: "n1 is not joined" in pair.home.health, BOUND_S, "the home tells")
 
 
 def test_without_keys_nothing_is_started(tiny_llama: Path, tmp_path: Path) -> None:
@@ -242,6 +234,10 @@ def test_in_two_network_namespaces_the_cable_carries_activations_only(
         prefilled = cable_bytes()
         ask([5] * num_prompt, 2)  # is
         handed_over = cable_bytes()
+        far = far_workers(pair)
+        pair.home.end()
+        eventually(lambda: gone(far), BOUND_S, "a dead home's workers go too")
+        assert pair.host.service.stop() == 0
     first, second = prefilled - before, handed_over - prefilled
     far_kv_bytes = num_prompt * KV_BYTES_PER_TOKEN // 2
     assert first > num_prompt * HIDDEN_BYTES_PER_TOKEN
