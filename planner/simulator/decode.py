@@ -138,6 +138,7 @@ class DecodePool:
 
     def _pull(self, passage: Passage, now_s: float) -> float:
         """Reserve and copy; it joins the lane with the fewest sequences when it is here."""
+        assert passage.source is not None, "what is pulled lies in a prefill instance"
         seconds = self.latency.transfer(passage.num_tokens).seconds
         start_s = self.link.carry(now_s, seconds)
         end_s = start_s + seconds

@@ -125,7 +125,9 @@ class Lane:
             # What a preemption frees is offered at the next boundary.
             is_calm = self.pool.record.num_preemptions == num_preempted
             self._run(self._longest_run() if is_calm else 1)
-        elif self.incoming:
+            return
+        self._stall_s = 0.0  # copies hold up nobody here: who comes next joins when they are over
+        if self.incoming:
             self._wake(self.incoming[0][0])
 
     def preempt(self, passage: Passage, now_s: float) -> None:

@@ -116,13 +116,14 @@ class MixedLane(Lane):
         self._make_room(now_s)
         is_calm = self.pool.record.num_preemptions == num_preempted
         batch, context = len(self.members), self._context_tokens
-        self.pool.free -= self._growth(1) if batch else 0
+        growth = self._growth(1)
+        self.pool.free -= growth
         budget -= batch
         if is_calm or not self.pool.preempts_prompts:
             self._started += self._newcomers(now_s, budget)
         chunks = self._chunks(budget)
         if not chunks:
-            self.pool.free += self._growth(1) if batch else 0
+            self.pool.free += growth
             return None
         self.num_steps = 1 if batch else 0
         estimate = self.pool.latency.mixed(chunks, batch, context)

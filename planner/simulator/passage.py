@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -10,6 +10,12 @@ from gpu_workers.batching import WaitingPrompt
 from ipc.kv_layout import blocks_for
 from planner.simulator.timeline import Timeline
 from planner.workload.requests import Requests
+
+
+class Holder(Protocol):
+    """Who prefilled a passage, and keeps its blocks until they are pulled."""
+
+    def release(self, passage: "Passage", when_s: float) -> None: ...
 
 
 class Passage:
@@ -37,7 +43,7 @@ class Passage:
         self.waiting = WaitingPrompt(num_tokens, self.blocks)
         self.is_first = True
         self.leave_step = 0  # of its lane
-        self.source: Any = None  # the engine that prefilled it and holds its blocks
+        self.source: Holder | None = None  # None: where it decodes, it was prefilled too
 
     def __lt__(self, other: "Passage") -> bool:
         return self.index < other.index

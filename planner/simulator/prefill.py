@@ -3,6 +3,7 @@
 import bisect
 import heapq
 from collections.abc import Callable
+from math import inf
 
 from gpu_workers.batching import pack_prefill
 from planner.latency.interface import Chunk
@@ -35,7 +36,7 @@ class PrefillEngine:
         self._free = model.kv_blocks
         self._releases: list[tuple[float, int]] = []  # a heap: blocks that come back, and when
         self._stage_free_s = [0.0] * model.latency.num_stages
-        self._following_s = -1.0  # the last wake-up asked for
+        self._following_s = -inf  # the last wake-up asked for
 
     def arrive(self, now_s: float, passage: Passage) -> None:
         self.queued_tokens += passage.num_tokens

@@ -72,24 +72,22 @@ class _Simulation:
                 )
             )
             return
-        pool: DecodePool
-        if model.role is Role.MIXED:
-            pool = MixedInstance(
-                self._service, model, self._agenda, self._record, on_preempted=self._to_prefill
-            )
-            self._prefills.append(pool)
-        elif self._service.speculation is not None:
-            pool = SpeculativePool(
-                self._service, model, self._agenda, self._record, on_preempted=self._to_prefill
-            )
-            pool.speculate(self._service.speculation, self._seed + len(self._decodes))
-        else:
-            pool = DecodePool(
-                self._service, model, self._agenda, self._record, on_preempted=self._to_prefill
-            )
+        pool = self._pool(model)
         pool.max_skip = min(max_skip, pool.max_skip)
-        if model.role is Role.DECODE:
+        if isinstance(pool, MixedInstance):
+            self._prefills.append(pool)
+        else:
             self._decodes.append(pool)
+
+    def _pool(self, model: InstanceModel) -> DecodePool:
+        speculation = self._service.speculation
+        kind: type[DecodePool] = DecodePool if speculation is None else SpeculativePool
+        if model.role is Role.MIXED:
+            kind = MixedInstance
+        pool = kind(self._service, model, self._agenda, self._record, on_preempted=self._to_prefill)
+        if isinstance(pool, SpeculativePool) and speculation is not None:
+            pool.speculate(speculation, self._seed + len(self._decodes))
+        return pool
 
     def _check_fits(self) -> None:
         limit = self._service.max_tokens
@@ -118,6 +116,7 @@ class _Simulation:
         if passage.remaining:
             self._agenda.add(now_s + costs.handover_s, self._to_decode, passage)
         else:
+            assert passage.source is not None, "a prefill instance names itself"
             passage.source.release(passage, now_s)
             record.last_token(index, now_s + costs.token_s)
 

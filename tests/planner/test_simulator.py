@@ -181,6 +181,19 @@ def test_pulls_over_one_link_take_turns() -> None:
     assert (starts[1:] >= ends[:-1] - 1e-12).all()
 
 
+def test_a_pull_for_an_empty_batch_is_waited_for_once() -> None:
+    """A bug: a copy made as the last sequence left also lengthened the newcomer's first step."""
+    model = LineModel(prefill_s=(0.015, 0.0), decode_s=(0.02, 0.0, 0.0), transfer_s=(0.01, 0.0))
+    service = Service(
+        (instance(Role.PREFILL, model), instance(Role.DECODE, model)), pull_stalls_decode=True
+    )
+    requests = Requests(np.array([0.0, 0.02]), np.array([16, 16]), np.array([2, 3]))
+    timeline = simulate(service, requests)
+    assert timeline.last_token_s[0] == pytest.approx(0.045)  # while the second one waits
+    assert timeline.decode_start_s[1] == pytest.approx(0.055)
+    assert timeline.last_token_s[1] == pytest.approx(0.095)
+
+
 def test_a_single_token_never_goes_to_decode() -> None:
     timeline = simulate(SERVICES["1P+1D"], constant(50, 4.0, tokens=(100, 1)))
     assert (timeline.last_token_s == timeline.first_token_s).all()
@@ -219,7 +232,7 @@ def attained(timeline: Timeline, slo: Slo) -> float:
 def test_attainment_falls_with_the_rate_and_rises_with_scale_and_devices() -> None:
     slo = Slo(ttft_s=0.2, tpot_s=0.03)
     requests = chat(2000, rate=1.0)
-    one, two = SERVICES["1P+1D"], SERVICES["2P+2D over one link"]
+    one = SERVICES["1P+1D"]
     two = Service((*one.instances, *one.instances))
     by_rate = [attained(simulate(one, requests.stretched(1 / r)), slo) for r in (2, 4, 6, 8, 12)]
     assert by_rate == sorted(by_rate, reverse=True)
