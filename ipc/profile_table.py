@@ -1,17 +1,25 @@
 """The table that `distserve profile` measures and the planner reads. Types alone."""
 
+from typing import Annotated
+
 import msgspec
 
 from ipc.vocabulary import DType
 
 TABLE_VERSION = 2
+SATURATION = 0.9
+"""The share of the best prefill throughput, in tokens per second, that the prompt reaches which
+is said to saturate the device (L_m; arXiv 2401.09670, section 3.1)."""
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+CountFromZero = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PrefillPoint(msgspec.Struct, frozen=True):
     """A step that prefills `num_prompts` prompts of `num_tokens` each."""
 
-    num_prompts: int
-    num_tokens: int
+    num_prompts: Count
+    num_tokens: Count
     ms: float
 
     @property
@@ -22,8 +30,8 @@ class PrefillPoint(msgspec.Struct, frozen=True):
 class DecodePoint(msgspec.Struct, frozen=True):
     """A step that decodes `batch` sequences which hold `context` tokens each."""
 
-    batch: int
-    context: int
+    batch: Count
+    context: Count
     ms: float
 
 
@@ -31,28 +39,28 @@ class MixedPoint(msgspec.Struct, frozen=True):
     """A step that computes `num_new` tokens of one prompt, `num_cached` of it being there already,
     beside `batch` decodes of `context` tokens each (0 decodes: a chunk alone)."""
 
-    num_new: int
-    num_cached: int
-    batch: int
-    context: int
+    num_new: Count
+    num_cached: CountFromZero
+    batch: CountFromZero
+    context: CountFromZero
     ms: float
 
 
 class TransferPoint(msgspec.Struct, frozen=True):
     """A pull of the keys and values of `num_tokens` tokens from another worker's pool."""
 
-    num_tokens: int
+    num_tokens: Count
     ms: float
 
 
 class ProfileTable(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured, and on what.
 
-    `saturation_tokens` is L_m, the shortest prompt that saturates the device (arXiv 2401.09670,
-    section 3.1). Steps are whole steps of the instance: of all its pipeline stages one after the
-    other. Every row of a step draws: a chunk is a prompt's last. `spread` is the relative standard
-    deviation of repeated steps; `waited` is the share of the time in which other programs had the
-    core, which is no part of the figures but says how quiet the machine was.
+    `saturation_tokens` is L_m, the shortest prompt that saturates the device (`SATURATION`). Steps
+    are whole steps of the instance: of all its pipeline stages one after the other. Every row of a
+    step draws: a chunk is a prompt's last. `spread` is the relative standard deviation of repeated
+    steps; `waited` is the share of the time in which other programs had the core, which is no part
+    of the figures but says how quiet the machine was.
     """
 
     version: int = TABLE_VERSION
@@ -60,12 +68,12 @@ class ProfileTable(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     kernels: str
     dtype: DType
-    tp: int = 1
-    pp: int = 1
-    block_size: int
+    tp: Count = 1
+    pp: Count = 1
+    block_size: Count
     num_threads: int
-    saturation_tokens: int
-    kv_bytes_per_token: int
+    saturation_tokens: Count
+    kv_bytes_per_token: Count
     prefill: tuple[PrefillPoint, ...]
     decode: tuple[DecodePoint, ...]
     mixed: tuple[MixedPoint, ...] = ()

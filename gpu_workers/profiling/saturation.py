@@ -11,9 +11,8 @@ shallow, an error of a percent in the times moves L_m by a tenth or more, and me
 import math
 from collections.abc import Sequence
 
-from ipc.profile_table import PrefillPoint
+from ipc.profile_table import SATURATION, PrefillPoint
 
-SATURATION = 0.9
 KNEE = 4  # lengths within this factor of L_m decide about it
 
 

@@ -1,5 +1,6 @@
 """Reading the table that `distserve profile` wrote, with clear words where it cannot be used."""
 
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import orjson
 from ipc.profile_table import TABLE_VERSION, ProfileTable
 from planner.errors import ProfileError
 
+MIN_POINTS = 3  # of prefill and of decode: as many as a fit has coefficients
+
 
 def read_profile(path: Path) -> ProfileTable:
-    """The table, checked: its version, its fields, and that every time is above zero."""
+    """The table, checked: its version, its fields, and that it holds enough to go by."""
     try:
         body = orjson.loads(path.read_bytes())
     except OSError as error:
@@ -23,6 +26,7 @@ def read_profile(path: Path) -> ProfileTable:
         table = msgspec.convert(body, ProfileTable)
     except msgspec.ValidationError as error:
         raise ProfileError(f"{path}: {error}") from error
+    _check_times(path, table)
     _check_points(path, table)
     return table
 
@@ -38,14 +42,27 @@ def _check_version(path: Path, body: Any) -> None:
         )
 
 
-def _check_points(path: Path, table: ProfileTable) -> None:
+def _check_times(path: Path, table: ProfileTable) -> None:
     for section in ("prefill", "decode", "mixed", "transfer"):
-        points = getattr(table, section)
-        for number, point in enumerate(points):
+        for number, point in enumerate(getattr(table, section)):
             if not point.ms > 0:
                 raise ProfileError(f"{path}: {section}[{number}].ms is {point.ms:g}, not above 0")
-    for section, needed in (("prefill", 3), ("decode", 3)):
-        if len(getattr(table, section)) < needed:
-            raise ProfileError(f"{path}: {section} has fewer than {needed} points to go by")
-    if table.tp < 1 or table.pp < 1:
-        raise ProfileError(f"{path}: tp and pp start at 1, not {table.tp} and {table.pp}")
+
+
+def _check_points(path: Path, table: ProfileTable) -> None:
+    """Curves need points apart from one another."""
+    for section in ("prefill", "decode"):
+        if len(getattr(table, section)) < MIN_POINTS:
+            raise ProfileError(f"{path}: {section} has fewer than {MIN_POINTS} points to go by")
+    if len({point.num_prompts * point.num_tokens for point in table.prefill}) < 2:
+        raise ProfileError(f"{path}: prefill has steps of one size alone, and no line through them")
+    _check_apart(path, "decode", [(point.batch, point.context) for point in table.decode])
+    _check_apart(path, "transfer", [point.num_tokens for point in table.transfer])
+
+
+def _check_apart(path: Path, section: str, keys: Iterable[Hashable]) -> None:
+    seen: set[Hashable] = set()
+    for number, key in enumerate(keys):
+        if key in seen:
+            raise ProfileError(f"{path}: {section}[{number}] repeats an earlier point")
+        seen.add(key)

@@ -27,6 +27,7 @@ from tests.planner.profile_tables import (
 
 TABLE = profile_table()
 MODEL = MeasuredLatency(TABLE)
+ONE_SIZE = [{"num_prompts": 4 // n, "num_tokens": 16 * n, "ms": 9} for n in (1, 2, 4)]
 
 
 def decode_s(model: LatencyModel, batch: int, context_tokens: float) -> float:
@@ -184,6 +185,9 @@ def test_a_table_is_read_from_its_file(tmp_path: Path) -> None:
         ({"decode": [{"batch": 1, "context": "x", "ms": 1}]}, r"decode\[0\].context"),
         ({"prefill": [{"num_prompts": 1, "num_tokens": 16, "ms": 0}]}, r"prefill\[0\].ms is 0"),
         ({"decode": []}, "decode has fewer than 3 points"),
+        ({"block_size": 0}, r"`int` >= 1 - at `\$.block_size`"),
+        ({"decode": [{"batch": 1, "context": 64, "ms": 8}] * 3}, r"decode\[1\] repeats"),
+        ({"prefill": ONE_SIZE}, "prefill has steps of one size alone"),
     ],
 )
 def test_a_table_that_cannot_be_used_says_why(
