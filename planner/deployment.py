@@ -8,19 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpu_workers.batching import BatchLimits
+from ipc.profile_table import SATURATION
 from ipc.vocabulary import Parallelism, Role
-from planner.devices import device_sheet
 from planner.errors import ProfileError
-from planner.latency.choose import Knowledge, latency_model
+from planner.latency.choose import Knowledge, device_of, latency_model
 from planner.latency.interface import Chunk, LatencyModel
 from planner.latency.measured import MeasuredLatency
-from planner.latency.published import DEVICE as PUBLISHED_DEVICE
 from planner.memory import MemoryRules, kv_capacity
 from planner.model_catalog import model_shape
 from planner.simulator.service import InstanceModel, MixedRules, Overheads, Service, Speculation
 
-SATURATION = 0.9
-MAX_SATURATION_TOKENS = 8192
+LENGTHS = range(16, 8192 + 1, 16)  # prompts among which L_m is looked for
 
 
 @dataclass(frozen=True)
@@ -102,19 +100,18 @@ def kv_blocks(known: Knowledge, parallelism: Parallelism, settings: Settings) ->
     """Blocks of an instance's pool: as told, or what the weights leave of its devices' memory."""
     if settings.kv_tokens is not None:
         return settings.kv_tokens // settings.memory.block_size
-    device = known.device or (PUBLISHED_DEVICE if known.profile else None)
+    device = device_of(known)
     if device is None:
         raise ProfileError("how much an instance holds is not known: give a device, or KV tokens")
     shape = model_shape(known.model)
-    return kv_capacity(shape, device_sheet(device), parallelism, settings.memory).num_blocks
+    return kv_capacity(shape, device, parallelism, settings.memory).num_blocks
 
 
 def saturation_tokens(latency: LatencyModel) -> int:
     """L_m: the shortest prompt whose prefill reaches `SATURATION` of the best throughput of any
-    single prompt (paper section 3.1), in steps of 16 tokens; measured where a table knows it."""
+    single prompt (paper section 3.1); measured where a table knows it."""
     if isinstance(latency, MeasuredLatency):
         return latency.table.saturation_tokens
-    lengths = range(16, MAX_SATURATION_TOKENS + 1, 16)
-    speeds = [length / latency.prefill([Chunk(length)]).seconds for length in lengths]
+    speeds = [length / latency.prefill([Chunk(length)]).seconds for length in LENGTHS]
     enough = SATURATION * max(speeds)
-    return next(n for n, speed in zip(lengths, speeds, strict=True) if speed >= enough)
+    return next(n for n, speed in zip(LENGTHS, speeds, strict=True) if speed >= enough)

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from ipc.profile_table import ProfileTable
 from ipc.vocabulary import Parallelism
-from planner.devices import device_sheet
+from planner.devices import DeviceSheet, device_sheet
 from planner.errors import ProfileError
 from planner.latency.added_overhead import added_overhead_latency
 from planner.latency.fitted import FittedLatency
 from planner.latency.interface import LatencyModel
 from planner.latency.measured import MeasuredLatency
 from planner.latency.profile_file import read_profile
+from planner.latency.published import DEVICE as PUBLISHED_DEVICE
 from planner.latency.published import published_engines, published_latency
 from planner.latency.roofline import RooflineLatency
 from planner.latency.table_fit import fit_table
@@ -43,6 +44,12 @@ class Knowledge:
     device: str | None = None
     tables: tuple[Path, ...] = ()
     profile: str | None = None
+
+
+def device_of(known: Knowledge) -> DeviceSheet | None:
+    """As named, or the one that the published coefficients are of."""
+    name = known.device or (PUBLISHED_DEVICE if known.profile is not None else None)
+    return None if name is None else device_sheet(name)
 
 
 def latency_model(known: Knowledge, parallelism: Parallelism) -> LatencyModel:

@@ -11,8 +11,14 @@ from planner.errors import ProfileError
 from planner.latency.grids import Curve, Row
 from planner.latency.interface import Chunk, Estimate, Source, StepLine
 from planner.latency.layer_attention import ChunkAttention, MixedFactor, decode_attention
-from planner.latency.layer_file import AttentionPoint, LayerFiles, LayerProfile, Owner
-from planner.latency.layer_file import read_layer_profile as read_profile
+from planner.latency.layer_file import (
+    AttentionPoint,
+    LayerFiles,
+    LayerProfile,
+    Owner,
+    read_layer_profile,
+)
+from planner.latency.products import ELEMENT_BYTES
 from planner.latency.pull import Pull
 from planner.model_catalog import model_shape
 from planner.model_shape import ModelShape
@@ -49,7 +55,7 @@ class LayerTable:
         self._pull = pull
         self._rows = _summed(profile.dense, self._repeats)
         self._sampled = _summed(profile.per_sequence, lambda _: 1)
-        self._reduce_bytes = 2 * shape.hidden_size
+        self._reduce_bytes = ELEMENT_BYTES * shape.hidden_size
         self._link = link if tp > 1 else None
         chunks, decodes, both = _parted(profile.attention)
         self._chunks = ChunkAttention(chunks)
@@ -63,7 +69,7 @@ class LayerTable:
     ) -> "LayerTable":
         """From the three CSV files; the model's number of layers is the catalog's."""
         shape = model_shape(owner.model)
-        return cls(read_profile(files, owner), shape, tp=owner.tp, link=link)
+        return cls(read_layer_profile(files, owner), shape, tp=owner.tp, link=link)
 
     def prefill(self, chunks: Sequence[Chunk]) -> Estimate:
         tokens = 0

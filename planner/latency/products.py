@@ -10,6 +10,7 @@ from planner.model_shape import Experts, ModelShape
 
 GEMMS_OF_ATTENTION = 2  # qkv and output
 GEMMS_OF_MLP = 2  # gate and up are one, then down
+ELEMENT_BYTES = 2  # of activations, and of the output head: 16 bits whatever the matrices have
 
 
 class Products:
@@ -70,18 +71,18 @@ class Products:
 
     def _communication_s(self, rows: int) -> float:
         """Two all-reduces of the activations in each layer."""
-        return 2 * self._device.all_reduce(rows * self._shape.hidden_size * 2, self._tp)
+        return 2 * self._device.all_reduce(rows * self._shape.hidden_size * ELEMENT_BYTES, self._tp)
 
     def _send_s(self, rows: int) -> float:
         """Activations to the next stage; each rank sends its own part."""
         if self._pp == 1:
             return 0.0
-        num_bytes = rows * self._shape.hidden_size * 2 / self._tp
+        num_bytes = rows * self._shape.hidden_size * ELEMENT_BYTES / self._tp
         return self._device.intra_handshake_s + num_bytes / self._device.intra_bytes_per_s
 
     def _output_s(self, rows: int) -> float:
         """The output head sits on the last stage alone; equal stages each carry a share."""
         params = self._shape.vocab_size * self._shape.hidden_size / self._tp
         flops_s = 2 * rows * params / self._device.gemm_rate(rows)
-        bytes_s = 2 * params / self._device.bytes_per_s
+        bytes_s = ELEMENT_BYTES * params / self._device.bytes_per_s
         return max(flops_s, bytes_s, self._device.gemm_floor_s) / self._pp

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ipc.vocabulary import Parallelism
 from planner.devices import DeviceSheet
-from planner.memory import layers_per_stage
+from planner.memory import block_bytes
 from planner.model_shape import ModelShape
 
 
@@ -24,17 +24,11 @@ class Pull:
         return self.handshake_s + num_tokens * self.bytes_per_token / self.bytes_per_s
 
 
-def pull_bytes_per_token(shape: ModelShape, parallelism: Parallelism) -> float:
-    """What one rank of an instance of this shape copies for each token of a prompt."""
-    elements = shape.kv_elements_per_layer(parallelism.tp)
-    return layers_per_stage(shape, parallelism.pp) * elements * shape.kv_bits / 8
-
-
 def pull_over(
     device: DeviceSheet, shape: ModelShape, parallelism: Parallelism, *, across_nodes: bool = False
 ) -> Pull:
     """A pull over the device's links: within a node, or across nodes."""
-    per_token = pull_bytes_per_token(shape, parallelism)
+    per_token = block_bytes(shape, parallelism, block_size=1)
     if across_nodes:
         return Pull(per_token, device.inter_bytes_per_s, device.inter_handshake_s)
     return Pull(per_token, device.intra_bytes_per_s, device.intra_handshake_s)

@@ -8,12 +8,13 @@ from planner.bench.calibrate import Calibration
 from planner.deployment import Group, saturation_tokens
 from planner.devices import DeviceSheet
 from planner.errors import InfeasibleShape, PlannerError, ProfileError
+from planner.latency.choose import device_of
 from planner.latency.profile_file import read_profile
 from planner.latency.published import doubt
 from planner.memory import GIB, block_bytes, kv_capacity
 from planner.model_catalog import model_shape
 from planner.model_shape import ModelShape
-from planner.simulate.latencies import device_of, target_latency, with_drafts
+from planner.simulate.latencies import target_latency, with_drafts
 from planner.simulate.options import Bits, Deployment
 from planner.simulator.service import InstanceModel, Service, Speculation
 

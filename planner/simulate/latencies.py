@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from math import inf
 
 from ipc.vocabulary import Parallelism
-from planner.devices import DeviceSheet, device_sheet
 from planner.errors import ProfileError
-from planner.latency.choose import Knowledge, latency_model
+from planner.latency.choose import Knowledge, device_of, latency_model
 from planner.latency.interface import Chunk, Estimate, LatencyModel, Source, StepLine
-from planner.latency.published import DEVICE as PUBLISHED_DEVICE
 from planner.latency.pull import Pull, pull_over
 from planner.latency.roofline import RooflineLatency
 from planner.latency.speculative import Speculative
@@ -50,12 +48,6 @@ class FreeDraft:
 
     def transfer(self, num_tokens: int) -> Estimate:
         return self._nothing
-
-
-def device_of(known: Knowledge) -> DeviceSheet | None:
-    """As named, or the one that the published coefficients are of."""
-    name = known.device or (PUBLISHED_DEVICE if known.profile else None)
-    return device_sheet(name) if name else None
 
 
 def target_latency(
