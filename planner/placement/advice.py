@@ -1,28 +1,32 @@
 """Why to disaggregate, or why not, in sentences with the numbers at hand (paper section 7)."""
 
 from ipc.vocabulary import Role
+from planner.intervals import Interval
 from planner.latency.interface import Chunk
-from planner.placement.choices import Chosen, Evaluated, Objective, Problem
+from planner.placement.choices import Chosen, Objective, Problem
 from planner.placement.close_look import Bench
+from planner.placement.ranking import is_surely_more
 
 FEW = 4  # devices, up to which a ratio of phases can hardly be met
 SLOW_PULL = 0.5  # of the prompt's own prefill
 
 
 def for_it(
-    disaggregated: Chosen, colocated: Evaluated | None, *, was_sought: bool
+    problem: Problem, disaggregated: Chosen, colocated: Chosen | None, *, was_sought: bool
 ) -> tuple[str, ...]:
     """The disaggregated placement is recommended."""
-    ours = disaggregated.best.per_device
     if colocated is None:
-        found = "was found that meets the targets" if was_sought else "was looked at"
-        return (f"no colocated service {found}",)
-    theirs = colocated.per_device
-    if ours.value > theirs.high:
-        verdict = f"disaggregation carries {ours.value / theirs.value:.2f} times as much per device"
-    else:
-        verdict = "disaggregation and the best colocated service are within the uncertainty"
-    return (f"{verdict}: {ours.value:.3g} against {theirs.value:.3g} requests/s",)
+        if not was_sought:
+            return ("no colocated service was looked at",)
+        rate = "" if problem.rate is None else " and carries the rate"
+        return (f"no colocated service was found that meets the targets{rate}",)
+    told = [_per_device(disaggregated.best.per_device, colocated.best.per_device)]
+    if problem.rate is not None and disaggregated.num_devices != colocated.num_devices:
+        told.append(
+            f"the rate takes {disaggregated.num_devices} devices so, and "
+            f"{colocated.num_devices} with the best colocated service"
+        )
+    return tuple(told)
 
 
 def against_it(bench: Bench, colocated: Chosen, disaggregated: Chosen | None) -> tuple[str, ...]:
@@ -44,10 +48,25 @@ def against_it(bench: Bench, colocated: Chosen, disaggregated: Chosen | None) ->
     return tuple(told)
 
 
+def _per_device(ours: Interval, theirs: Interval) -> str:
+    verdict = "disaggregation and the best colocated service are within the uncertainty"
+    if is_surely_more(ours, theirs):
+        verdict = f"disaggregation carries {ours.value / theirs.value:.2f} times as much per device"
+    if is_surely_more(theirs, ours):
+        verdict = (
+            f"the best colocated service carries {theirs.value / ours.value:.2f} times as much "
+            "per device"
+        )
+    return f"{verdict}: {ours.value:.3g} against {theirs.value:.3g} requests/s"
+
+
 def _by_how_much(problem: Problem, colocated: Chosen, disaggregated: Chosen | None) -> str:
     if disaggregated is None:
         return "no disaggregated placement can be, or carries what is asked: the list says why"
-    if problem.rate is not None and colocated.num_devices != disaggregated.num_devices:
+    if (
+        problem.objective is Objective.DEVICES
+        and colocated.num_devices != disaggregated.num_devices
+    ):
         return (
             f"colocated instances carry the rate on {colocated.num_devices} devices, "
             f"a disaggregated placement needs {disaggregated.num_devices}"

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from planner.placement import field as candidates
 from planner.placement.candidates import max_copies
 from planner.placement.choices import Candidate, Dropped, Evaluated, Problem
-from planner.placement.hunt import Hunt, Item
+from planner.placement.hunt import NOTHING, Hunt, Item
 from planner.placement.limits import Limits
 from planner.placement.options import Options
-from planner.placement.ranking import by_goodput
+from planner.placement.ranking import Worth, by_goodput
 
 PREFILL_FIRST = "prefill first, tensor parallel (vLLM)"
 ANY_PARALLELISM = "prefill first, any parallelism (vLLM++)"
@@ -44,7 +44,7 @@ def explore(problem: Problem, options: Options, hunt: Hunt, limits: Limits) -> F
     plain = [item for item in items if _is_plain(item)]
     piped = [item for item in items if not _is_plain(item)]
     ours = all_of.found[PREFILL_FIRST] = _explore(hunt, all_of, plain, PREFILL_FIRST)
-    best = max((each.per_device.value for each in ours), default=0.0)
+    best = hunt.highest(ours)
     all_of.found[ANY_PARALLELISM] = ours + _explore(hunt, all_of, piped, ANY_PARALLELISM, best)
     all_of.found[CHUNKED] = _chunked(problem, options, hunt, limits, all_of)
     return all_of
@@ -68,8 +68,7 @@ def _chunked(
         if budget != middle
         for each in best
     ]
-    highest = max((each.per_device.value for each in found), default=0.0)
-    return found + _explore(hunt, all_of, others, CHUNKED, highest)
+    return found + _explore(hunt, all_of, others, CHUNKED, hunt.highest(found))
 
 
 def scaled(unit: Evaluated, num_devices: int, problem: Problem) -> Candidate:
@@ -81,7 +80,7 @@ def scaled(unit: Evaluated, num_devices: int, problem: Problem) -> Candidate:
 
 
 def _explore(
-    hunt: Hunt, all_of: Field, items: Sequence[Item], what: str, best: float = 0.0
+    hunt: Hunt, all_of: Field, items: Sequence[Item], what: str, best: Worth = NOTHING
 ) -> list[Evaluated]:
     found, dropped = hunt.explore(items, what, best, MOST_SIMULATED)
     all_of.dropped += dropped

@@ -20,7 +20,9 @@ from planner.placement.crew import Crew
 from planner.placement.laboratory import FindGoodput, Part, Setup
 from planner.placement.limits import Limits
 from planner.placement.options import Depth, Options
+from planner.placement.ranking import Worth, worth
 
+NOTHING: Worth = (False, 0.0, 0.0)
 WAVE = 4  # simulated before the next look at what leads; the result depends on it, so it is fixed
 SLACK = 1.05  # pairs came out at most 1 % above their weaker phase; a first look is rougher
 JOINT_SHARE = 0.95  # of what the weaker phase carries alone: where a joint search begins
@@ -46,10 +48,11 @@ class Leading:
     item: Item
     candidate: Candidate
     bound: float
+    worth: Worth  # at that rate
 
     @property
     def per_device(self) -> float:
-        return self.bound / self.candidate.num_devices
+        return self.worth[1]
 
 
 class Hunt:
@@ -61,13 +64,13 @@ class Hunt:
         self._crew, self._limits = crew, limits
 
     def explore(
-        self, items: Sequence[Item], what: str, best: float = 0.0, most: int | None = None
+        self, items: Sequence[Item], what: str, best: Worth = NOTHING, most: int | None = None
     ) -> tuple[list[Evaluated], list[Dropped]]:
         """Those simulated as a whole, and those that cannot beat them.
 
         Args:
             items: none of them refused by the limits.
-            best: a goodput per device that was found elsewhere.
+            best: what was found elsewhere (`highest`).
             most: simulate so many at most, those with the highest bounds, and of bounds that
                 are nearly equal the smaller ones.
         """
@@ -81,12 +84,19 @@ class Hunt:
             if self._measure(leading[: 2 * WAVE], what):
                 continue
             wave = leading if not self._options.prunes else leading[:WAVE]
-            found += self._simulate([one.candidate for one in wave], what)
-            best = max([best, *(each.per_device.value for each in found)])
+            looked_at = self._simulate([one.candidate for one in wave], what)
+            found += looked_at
+            pairs = zip(wave, looked_at, strict=True)
+            best = max([best, *(self._worth(one.item, *_rated(each)) for one, each in pairs)])
             gone = {one.item for one in wave}
             left = [item for item in left if item not in gone]
         dropped = [Dropped(one.candidate, self._behind(one, best)) for one in self._all(left)]
         return found, dropped
+
+    def highest(self, found: Sequence[Evaluated]) -> Worth:
+        """Of units that were looked at."""
+        each = (worth(*_rated(one), self._problem) for one in found)
+        return max(each, default=NOTHING)
 
     def _is_enough(self, num_found: int, most: int | None) -> bool:
         return self._options.prunes and most is not None and num_found >= most
@@ -104,30 +114,42 @@ class Hunt:
 
     def measure(self, groups: Sequence[Group], what: str) -> bool:
         """Simulate phases alone; false when all of them are known already."""
-        fresh = [g for g in dict.fromkeys(groups) if g.role in PARTS and g not in self.phases]
+        fresh = [group for group in dict.fromkeys(groups) if self._is_open(group)]
         tasks = [self._phase_task(group) for group in fresh]
         self.phases.update(zip(fresh, self._crew.goodputs(tasks, what), strict=True))
         return bool(fresh)
 
+    def _is_open(self, group: Group) -> bool:
+        """A phase without a cap has nothing to do: nobody decodes after a single token."""
+        is_known = group in self.phases or group.role not in PARTS
+        return not is_known and math.isfinite(self._limits.cap(group))
+
     def setup(self, candidate: Candidate) -> Setup:
         return Setup(candidate.groups, crosses_nodes(candidate, self._problem.cluster))
 
-    def _leading(self, items: Sequence[Item], best: float) -> list[Leading]:
+    def _leading(self, items: Sequence[Item], best: Worth) -> list[Leading]:
         ranked = self._all(items)
         if not self._options.prunes:
             return ranked
-        return [one for one in ranked if one.bound > 0 and one.per_device >= best]
+        return [one for one in ranked if one.bound > 0 and one.worth >= best]
 
     def _all(self, items: Sequence[Item]) -> list[Leading]:
         """The highest bounds first; of equal ones those of fewer devices."""
         leading = [one for item in items if (one := self._composed(item)) is not None]
-        return sorted(leading, key=lambda one: (-one.per_device, one.candidate.num_devices))
+        return sorted(leading, key=_first)
 
     def _composed(self, item: Item) -> Leading | None:
-        if not item.is_flexible:
-            return Leading(item, item.candidate, self._bound(item.candidate))
-        candidate = self._by_ratio(item.candidate)
-        return Leading(item, candidate, self._bound(candidate)) if candidate else None
+        candidate = self._by_ratio(item.candidate) if item.is_flexible else item.candidate
+        if candidate is None:
+            return None
+        bound = self._bound(candidate)
+        return Leading(item, candidate, bound, self._worth(item, candidate, bound))
+
+    def _worth(self, item: Item, candidate: Candidate, rate: float) -> Worth:
+        """Counts that are free are found for a rate later on (`carrying`)."""
+        if item.is_flexible:
+            return True, rate / candidate.num_devices, rate / candidate.num_devices
+        return worth(candidate, rate, self._problem)
 
     def _by_ratio(self, candidate: Candidate) -> Candidate | None:
         """The counts whose ratio suits the phases best, if they pack into the nodes; else the
@@ -179,11 +201,23 @@ class Hunt:
         least = self._limits.settling(candidate.groups, cap)
         return FindGoodput(self.setup(candidate), depth, rate, BEYOND * cap, least, is_near)
 
-    def _behind(self, one: Leading, best: float) -> str:
-        told = f"{_carries(one.candidate, self)}: at most {one.per_device:.3g} per device, where"
-        if one.per_device < best:
-            return f"{told} {best:.3g} was found"
-        return f"{told} {best:.3g} was found among the few with higher bounds that were simulated"
+    def _behind(self, one: Leading, best: Worth) -> str:
+        told = f"{_carries(one.candidate, self)}: at most {one.per_device:.3g} per device"
+        if one.worth[0] < best[0]:
+            return f"{told}, too little for the rate on this cluster, where more was found"
+        found = f"{told}, where {best[1]:.3g} was found"
+        if one.worth < best:
+            return found
+        return f"{found} among the few with higher bounds that were simulated"
+
+
+def _rated(found: Evaluated) -> tuple[Candidate, float]:
+    return found.candidate, found.goodput.rate.value
+
+
+def _first(one: Leading) -> tuple[bool, float, float, int]:
+    fits, by_objective, per_device = one.worth
+    return not fits, -by_objective, -per_device, one.candidate.num_devices
 
 
 def _small_first(one: Leading) -> tuple[int, int]:

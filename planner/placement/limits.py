@@ -92,14 +92,18 @@ class Limits:
         """Of nine requests in ten, in the largest batch that the cap is for."""
         one = replace(group, count=1)
         if one not in self._lifetimes:
-            instance = self._shapes.instance(one)
-            found = self._largest_batch(instance)
-            is_idle = not 0 < found.rate < math.inf
-            step_s = 0.0 if is_idle else found.batch / (found.rate * self._mean_steps)
-            self._lifetimes[one] = step_s * float(np.quantile(self._steps, 0.9))
-            if group.role is Role.MIXED:  # prompts take turns with the steps
-                self._lifetimes[one] *= 1 + found.rate / self._prefill_cap(instance)
+            self._lifetimes[one] = self._lifetime_s(self._shapes.instance(one))
         return self._lifetimes[one]
+
+    def _lifetime_s(self, instance: InstanceModel) -> float:
+        found = self._largest_batch(instance)
+        if not 0 < found.rate < math.inf:
+            return 0.0
+        step_s = found.batch / (found.rate * self._mean_steps)
+        lifetime_s = step_s * float(np.quantile(self._steps, 0.9))
+        if instance.role is Role.MIXED:  # prompts take turns with the steps
+            lifetime_s *= 1 + found.rate / self._prefill_cap(instance)
+        return lifetime_s
 
     def _why_not(self, group: Group) -> str | None:
         room, tp = self._problem.cluster.devices_per_node, group.parallelism.tp

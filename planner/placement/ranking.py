@@ -6,23 +6,45 @@ from collections.abc import Sequence
 from planner.cluster import Cluster
 from planner.intervals import Interval
 from planner.placement.candidates import max_copies
-from planner.placement.choices import Chosen, Evaluated, Objective, Problem
+from planner.placement.choices import Candidate, Chosen, Evaluated, Objective, Problem
 from planner.placement.results import RunnerUp
+
+Worth = tuple[bool, float, float]
+"""Whether the cluster has room for the copies that the rate takes; requests/s per device by the
+objective; and of the unit alone."""
 
 CLOSE = 0.88  # of the best first look; first looks were within 6 % of closer ones
 NUM_BEST = 3  # contenders by goodput ...
 NUM_SMALL = 1  # ... and by devices
 
 
-def contenders(found: Sequence[Evaluated]) -> list[Evaluated]:
-    """Those that may be the best at a closer look, and the smallest that may tie with it."""
-    ranked = by_goodput([each for each in found if each.per_device.value > 0])
-    if not ranked:
-        return []
-    enough = CLOSE * ranked[0].per_device.value
-    close = [each for each in ranked if each.per_device.value >= enough]
-    rest = sorted(close[NUM_BEST:], key=lambda each: each.candidate.num_devices)
-    return close[:NUM_BEST] + rest[:NUM_SMALL]
+def worth(candidate: Candidate, rate: float, problem: Problem) -> Worth:
+    """What a unit that carries `rate` is worth by the objective; the larger the better.
+
+    Where the fewest devices are sought, per device of as many whole copies as the rate takes.
+    """
+    per_device = rate / candidate.num_devices
+    if problem.rate is None:
+        return True, per_device, per_device
+    if rate <= 0:
+        return False, 0.0, 0.0
+    num_copies = _copies_for(problem.rate, rate)
+    if num_copies > max_copies(candidate, problem.cluster):
+        return False, per_device, per_device
+    if problem.objective is Objective.DEVICES:
+        return True, problem.rate / (num_copies * candidate.num_devices), per_device
+    return True, per_device, per_device
+
+
+def contenders(found: Sequence[Evaluated], problem: Problem) -> list[Evaluated]:
+    """Those that may be the best at a closer look, and the smallest that may tie with it.
+
+    With a rate also those that might need a copy less, if a closer look finds a little more.
+    """
+    at_face_value = _contenders(found, problem, 1.0)
+    if problem.rate is None:
+        return at_face_value
+    return list(dict.fromkeys([*at_face_value, *_contenders(found, problem, 1 / CLOSE)]))
 
 
 def by_goodput(found: Sequence[Evaluated]) -> list[Evaluated]:
@@ -57,7 +79,7 @@ def chosen(unit: Evaluated, problem: Problem) -> Chosen | None:
     """
     num_copies = 1
     if problem.rate is not None:
-        num_copies = math.ceil(problem.rate / unit.goodput.rate.value)
+        num_copies = _copies_for(problem.rate, unit.goodput.rate.value)
     if num_copies > max_copies(unit.candidate, problem.cluster):
         return None
     rate = unit.goodput.rate
@@ -88,6 +110,19 @@ def most_carried(found: Sequence[Evaluated], cluster: Cluster) -> float:
     )
 
 
+def wins(colocated: Chosen, disaggregated: Chosen, problem: Problem) -> bool:
+    """Colocated: on fewer devices where those are sought, else beyond the intervals."""
+    is_by_devices = problem.objective is Objective.DEVICES
+    if is_by_devices and colocated.num_devices != disaggregated.num_devices:
+        return colocated.num_devices < disaggregated.num_devices
+    return is_surely_more(colocated.best.per_device, disaggregated.best.per_device)
+
+
+def is_surely_more(first: Interval, second: Interval) -> bool:
+    """Neither estimate lies within the other's interval."""
+    return first.value > second.high and first.low > second.value
+
+
 def ratio(first: Interval, second: Interval) -> Interval:
     """first / second, both positive; the ends' distances on a log scale add in squares, as of
     independent estimates."""
@@ -95,6 +130,26 @@ def ratio(first: Interval, second: Interval) -> Interval:
     down = _spread(first.value, first.low, second.high, second.value)
     up = _spread(first.high, first.value, second.value, second.low)
     return Interval(value, value * math.exp(-down), value * math.exp(up))
+
+
+def _contenders(found: Sequence[Evaluated], problem: Problem, factor: float) -> list[Evaluated]:
+    """By their goodput times the factor."""
+    rated = {
+        each: worth(each.candidate, factor * each.goodput.rate.value, problem)
+        for each in by_goodput(found)
+        if each.per_device.value > 0
+    }
+    if not rated:
+        return []
+    ranked = sorted(rated, key=lambda each: rated[each], reverse=True)  # stable: ties as they were
+    fits, value, _ = rated[ranked[0]]
+    close = [each for each in ranked if rated[each] >= (fits, CLOSE * value, 0.0)]
+    rest = sorted(close[NUM_BEST:], key=lambda each: each.candidate.num_devices)
+    return close[:NUM_BEST] + rest[:NUM_SMALL]
+
+
+def _copies_for(rate: float, each: float) -> int:
+    return max(1, math.ceil(rate / each))
 
 
 def _spread(above: float, below: float, other_above: float, other_below: float) -> float:

@@ -30,7 +30,15 @@ from planner.placement.hunt import Hunt
 from planner.placement.limits import Limits
 from planner.placement.options import Options
 from planner.placement.outcome import asked, cost, misses_targets, nothing_fits, too_much
-from planner.placement.ranking import best_choice, best_of, by_goodput, contenders, runner_ups
+from planner.placement.ranking import (
+    best_choice,
+    best_of,
+    by_goodput,
+    chosen,
+    contenders,
+    runner_ups,
+    wins,
+)
 from planner.placement.results import Baseline, Found, Phase, Sensitivity
 from planner.placement.sensitivity import sensitivity
 
@@ -115,28 +123,37 @@ class _Search:
         self._rough = ours + mixed.evaluated
         if not self._rough:
             raise PlacementError(nothing_fits(problem, self._dropped))
-        near = {each.candidate: each.goodput.rate.value for each in self._rough}
-        bench.look(self._of_interest(ours, mixed), near, "contenders")
+        for_rate = self._carrying()
+        near = {each.candidate: each.goodput.rate.value for each in self._rough} | for_rate
+        bench.look([*self._of_interest(ours, mixed), *for_rate], near, "contenders")
         return self._answer(mixed)
 
     def _of_interest(self, ours: Sequence[Evaluated], mixed: baselines.Field) -> list[Candidate]:
-        """The contenders, the best of each baseline, and what carries the rate."""
-        units = [each.candidate for each in contenders(ours)]
-        for found in mixed.found.values():
-            units += [each.candidate for each in by_goodput(found)[:1] if each.per_device.value]
-        bench, rate = self._bench, self._problem.rate
-        if rate is not None and self._problem.affinity is Affinity.HIGH:
-            found_for_it = carrying(self._problem, rate, bench.hunt, self._crew, bench.limits)
-            units += found_for_it[:NUM_CARRYING]
-        return units
+        """The contenders, and the best of each baseline: per device, and for the rate."""
+        problem = self._problem
+        found = contenders(ours, problem)
+        for some in mixed.found.values():
+            found += [each for each in by_goodput(some)[:1] if each.per_device.value > 0]
+            found += contenders(some, problem)[:1] if problem.rate is not None else []
+        return [each.candidate for each in found]
+
+    def _carrying(self) -> dict[Candidate, float]:
+        """What was seen to carry the rate where counts are free, and that rate: a search that
+        begins there does not end below it."""
+        problem, bench, rate = self._problem, self._bench, self._problem.rate
+        if rate is None or problem.affinity is not Affinity.HIGH:
+            return {}
+        found = carrying(problem, rate, bench.hunt, self._crew, bench.limits)
+        return dict.fromkeys(found[:NUM_CARRYING], rate)
 
     def _answer(self, mixed: baselines.Field) -> Found:
         problem, bench = self._problem, self._bench
         apart = self._best(System.DISAGGREGATED)
+        told = compared(mixed, apart.best if apart else None, bench)
+        # Now those of several instances, which the comparison looked at, may be chosen too.
         together = self._best(System.PREFILL_FIRST, System.CHUNKED)
         if apart is None and together is None:
             raise PlacementError(self._why_nothing())
-        told = compared(mixed, apart.best if apart else None, bench)
         recommended, reasons = self._recommended(apart, together, told)
         everything = self._everything()
         return Found(
@@ -163,19 +180,20 @@ class _Search:
     def _recommended(
         self, apart: Chosen | None, together: Chosen | None, told: Sequence[Baseline]
     ) -> tuple[Chosen, tuple[str, ...]]:
-        fair = best_of([each.scaled for each in told if each.scaled is not None])
-        if apart is not None and (together is None or not self._wins(together, apart, fair)):
-            return apart, for_it(apart, fair, was_sought=self._options.with_baselines)
+        rival = self._rival(together, told)
+        if apart is not None and (rival is None or not wins(rival, apart, self._problem)):
+            was_sought = self._options.with_baselines
+            return apart, for_it(self._problem, apart, rival, was_sought=was_sought)
         assert together is not None, "one of both was found"
         return together, against_it(self._bench, together, apart)
 
-    def _wins(self, together: Chosen, apart: Chosen, fair: Evaluated | None) -> bool:
-        """Colocated: only beyond the intervals, or on fewer devices where a rate is given."""
+    def _rival(self, together: Chosen | None, told: Sequence[Baseline]) -> Chosen | None:
+        """The colocated service that disaggregation is held against: of as many devices, where no
+        rate says how many."""
         if self._problem.rate is not None:
-            return together.num_devices < apart.num_devices
-        theirs = (fair or together.best).per_device
-        ours = apart.best.per_device
-        return theirs.value > ours.high and theirs.low > ours.value
+            return together
+        fair = best_of([each.scaled for each in told if each.scaled is not None])
+        return chosen(fair, self._problem) if fair is not None else None
 
     def _everything(self) -> list[Evaluated]:
         """Each candidate once, as it was looked at last."""

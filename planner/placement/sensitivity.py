@@ -1,5 +1,6 @@
 """The recommended placement under another rate, other lengths, burstier arrivals."""
 
+from planner.goodput import Goodput
 from planner.placement.choices import Chosen
 from planner.placement.crew import Crew
 from planner.placement.hunt import Hunt
@@ -8,6 +9,7 @@ from planner.placement.limits import Limits
 from planner.placement.options import Depth
 from planner.placement.results import Sensitivity
 from planner.placement.variation import Variation
+from planner.verdict import RatePoint
 
 RATES = {"rate -20 %": 0.8, "rate +20 %": 1.2}
 VARIATIONS = {
@@ -37,14 +39,13 @@ def sensitivity(
         for variation in fitting.values()
     ]
     goodputs = crew.goodputs(searches, "sensitivity: goodput")
-    told = [Sensitivity(change, p.attainment) for change, p in zip(RATES, points, strict=False)]
-    told += [
-        Sensitivity(change, point.attainment, found.per_device)
-        for change, point, found in zip(fitting, points[len(RATES) :], goodputs, strict=True)
-    ]
-    told += [
-        Sensitivity(change, None, reason="the longest requests no longer fit the KV pools")
-        for change in VARIATIONS
-        if change not in fitting
-    ]
-    return tuple(told)
+    seen = dict(zip((*RATES, *fitting), points, strict=True))
+    found = dict(zip(fitting, goodputs, strict=True))
+    return tuple(_told(each, seen.get(each), found.get(each)) for each in (*RATES, *VARIATIONS))
+
+
+def _told(change: str, point: RatePoint | None, found: Goodput | None) -> Sensitivity:
+    if point is None:
+        reason = "the longest requests no longer fit the KV pools"
+        return Sensitivity(change, None, reason=reason)
+    return Sensitivity(change, point.attainment, found.per_device if found is not None else None)

@@ -90,9 +90,10 @@ def test_twice_the_cv_at_the_same_rate(arrivals: str) -> None:
 
 def evaluated(num_ranks: int, value: float, half_width: float = 0.0) -> Evaluated:
     """With that goodput per device."""
+    candidate = pair(Parallelism(num_ranks), ONE)
     per_device = Interval(value, value - half_width, value + half_width)
-    found = Goodput(per_device, per_device, 0.9, "", True, (), 1)
-    return Evaluated(pair(Parallelism(num_ranks), ONE), found)
+    rate = per_device.divided(1 / candidate.num_devices)
+    return Evaluated(candidate, Goodput(rate, per_device, 0.9, "", True, (), 1))
 
 
 def test_ties_within_the_interval_go_to_fewer_devices() -> None:
@@ -103,7 +104,8 @@ def test_ties_within_the_interval_go_to_fewer_devices() -> None:
 
 def test_who_is_far_behind_is_not_looked_at_again() -> None:
     near, far = evaluated(2, 0.9), evaluated(1, 0.5)
-    assert contenders([far, evaluated(4, 1.0), near, evaluated(1, 0.0)])[1:] == [near]
+    found = [far, evaluated(4, 1.0), near, evaluated(1, 0.0)]
+    assert contenders(found, small_problem())[1:] == [near]
 
 
 def test_the_interval_of_a_ratio_adds_both_uncertainties() -> None:
