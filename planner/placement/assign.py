@@ -16,7 +16,6 @@ from ipc.vocabulary import InstanceSpec, Role, Segment
 from planner.cluster import Cluster
 from planner.deployment import Group
 from planner.errors import PlannerError
-from planner.placement.candidates import crosses_nodes
 from planner.placement.choices import Affinity, Candidate, System
 
 
@@ -75,11 +74,7 @@ def assign(
             f"{_told(candidate, num_copies)} needs {needed} devices, and the cluster has "
             f"{cluster.num_devices}"
         )
-    is_tied = (
-        affinity is Affinity.LOW
-        and candidate.system is System.DISAGGREGATED
-        and not crosses_nodes(candidate, cluster)
-    )
+    is_tied = affinity is Affinity.LOW and candidate.system is System.DISAGGREGATED
     bundles = list(_bundles(candidate, num_copies, is_tied))
     homes = None if is_tied else _close(bundles, cluster)
     homes = homes or _packed(bundles, cluster)

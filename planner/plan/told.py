@@ -14,7 +14,7 @@ KINDS = {
     "not enough memory": r"does not fit|no KV block|its pool holds|leave no batch",
     "above a target even for a request alone": r"at best for",
     "cannot beat what was found": r"was found",
-    "no room on the nodes": r"do not pack|must share one",
+    "no room on the nodes": r"do not pack|must share one|do not fit a node",
     "nothing is known of the shape": r"nothing is known|has no tp|has no \w+ at",
 }
 

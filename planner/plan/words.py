@@ -55,8 +55,8 @@ examples:
 
 how to read the report:
   per device     goodput over devices; in brackets the range in which it lies
-  tie            cannot be told from the best: their ranges overlap
-  gain           the recommendation's goodput per device over a baseline's
+  tie            cannot be told from the best: it lies within the best one's range
+  gain           the best disaggregated placement's goodput per device over a baseline's
   sensitivity    the recommendation under another load than you gave: does it still hold?
   dropped        not simulated, since latencies or memory alone rule them out; --all lists each
 

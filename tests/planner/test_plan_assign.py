@@ -10,7 +10,6 @@ from ipc.vocabulary import InstanceSpec, Parallelism, Role, Segment
 from planner.cluster import Cluster
 from planner.deployment import Group
 from planner.placement.assign import AssignmentError, assign, node_names
-from planner.placement.candidates import crosses_nodes
 from planner.placement.choices import Affinity, Candidate, System
 
 
@@ -100,11 +99,13 @@ def test_a_segment_larger_than_a_node_is_told_in_numbers() -> None:
         assign(pair((4, 2), (2, 2), inter_op=2), 1, cluster(4, 4), Affinity.LOW)
 
 
-def test_counts_that_no_node_has_room_for_are_placed_across_nodes_also_with_low_affinity() -> None:
-    """Where shapes are settled and only counts are searched; the file says it is not servable."""
-    specs = assign(pair((2, 1), (2, 1), counts="3:2"), 1, cluster(3, 4), Affinity.LOW)
+def test_counts_that_no_node_has_room_for_are_spread_with_high_affinity_alone() -> None:
+    candidate = pair((2, 1), (2, 1), counts="3:2")
+    specs = assign(candidate, 1, cluster(3, 4), Affinity.HIGH)
     check(specs, cluster(3, 4))
     assert crossings(specs)
+    with pytest.raises(AssignmentError, match="needs 10 devices on one node, and a node has 4"):
+        assign(candidate, 1, cluster(3, 4), Affinity.LOW)
 
 
 def test_parts_that_fill_nodes_exactly_fit_although_largest_first_does_not() -> None:
@@ -133,7 +134,7 @@ def test_random_candidates_get_every_device_once_and_each_segment_one_node() -> 
             continue
         placed += 1
         check(specs, where)
-        if affinity is Affinity.LOW and not crosses_nodes(candidate, where):
+        if affinity is Affinity.LOW:
             assert crossings(specs) == []
     assert placed > 50
 
