@@ -15,6 +15,7 @@ BOUND = 1.0  # log margins beyond it say nothing more about where the knee is
 WIDE = 3.0  # brackets of a larger ratio are halved: over so much the margin is far from a line
 NUM_HALVINGS = 3  # then an all but idle service is asked whether it can meet the SLO at all
 NUDGE = 0.4  # of the tolerated width
+LOWEST_SHARE = 1e-3  # of a first guess: so low that requests hardly ever meet
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from planner.latency.choose import Knowledge
 from planner.latency.interface import LatencyModel
 from planner.latency.pull import pull_over
 from planner.model_catalog import model_shape
-from planner.placement.choices import Problem
+from planner.placement.candidates import crosses_nodes
+from planner.placement.choices import Candidate, Problem
 from planner.placement.options import Options
 from planner.simulate.latencies import WithPull
 from planner.simulator.service import InstanceModel, Service
@@ -30,7 +31,7 @@ class KnownShapes:
         self._here = replace(problem.known, device=problem.cluster.device)
         # A device beside a profile or a table would answer for shapes that those do not know.
         is_profiled = problem.known.profile is not None or bool(problem.known.tables)
-        self._known = problem.known if is_profiled else self._here
+        self._known = replace(problem.known, device=None) if is_profiled else self._here
         self._latencies: dict[Parallelism, LatencyModel] = {}
         self._instances: dict[Group, InstanceModel] = {}
 
@@ -64,6 +65,11 @@ class KnownShapes:
             pull_stalls_decode=settings.pull_stalls_decode,
             speculation=settings.speculation,
         )
+
+    def unit(self, candidate: Candidate) -> Service:
+        """One copy of the candidate on the problem's cluster."""
+        across_nodes = crosses_nodes(candidate, self._problem.cluster)
+        return self.service(candidate.groups, across_nodes=across_nodes)
 
     def _latency(self, parallelism: Parallelism) -> LatencyModel:
         if parallelism not in self._latencies:

@@ -20,7 +20,7 @@ from planner.placement.limits import MOST_REQUESTS
 from planner.placement.options import Depth, Options
 from planner.placement.phase import without_decode, without_prefill
 from planner.placement.variation import AS_IT_IS, Variation, varied
-from planner.rate_search import Search
+from planner.rate_search import LOWEST_SHARE, Search
 from planner.simulator.run import simulate
 from planner.simulator.service import Service
 from planner.slo import Slo
@@ -29,7 +29,6 @@ from planner.workload.requests import Requests
 from planner.workload.workload import Workload
 
 UNBOUNDED_S = 1e9  # a target that nobody misses, where there is no SLO
-LOWEST_SHARE = 1e-3  # of the first guess: so low that requests hardly ever meet
 BELOW, ABOVE = 1.3, 1.12  # how far from a good guess the answer is sought
 
 

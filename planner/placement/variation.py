@@ -25,17 +25,15 @@ AS_IT_IS = Variation()
 
 @dataclass(frozen=True)
 class ScaledLengths:
-    """Longer or shorter requests, each at least one token."""
+    """Another workload's lengths, inputs and outputs each times a factor."""
 
     lengths: Lengths
-    factor: float
+    of_inputs: float
+    of_outputs: float
 
     def draw(self, num: int, seed: int) -> tuple[Ints, Ints]:
         inputs, outputs = self.lengths.draw(num, seed)
-        return self._scaled(inputs), self._scaled(outputs)
-
-    def _scaled(self, tokens: Ints) -> Ints:
-        return whole_tokens(np.asarray(tokens * self.factor, np.float64))
+        return _scaled(inputs, self.of_inputs), _scaled(outputs, self.of_outputs)
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,12 @@ def varied(workload: Workload, variation: Variation) -> Workload:
     """The workload with the variation's factors."""
     lengths, arrivals = workload.lengths, workload.arrivals
     if variation.lengths != 1.0:
-        lengths = ScaledLengths(lengths, variation.lengths)
+        lengths = ScaledLengths(lengths, variation.lengths, variation.lengths)
     if variation.cv != 1.0:
         arrivals = UnsteadyArrivals(arrivals, variation.cv)
     return replace(workload, lengths=lengths, arrivals=arrivals)
+
+
+def _scaled(tokens: Ints, factor: float) -> Ints:
+    """At least one token each."""
+    return whole_tokens(np.asarray(tokens * factor, np.float64))

@@ -63,7 +63,8 @@ class Answerer:
         Raises:
             PlannerError: as above, and of the log or the placement in use.
         """
-        outcome = replanned(asked, problems(self.asked).first, self._search)
+        problem = problems(self.asked).first
+        outcome = replanned(asked, problem, self._search, self.asked.search)
         if outcome.chosen is None:
             return outcome, None
         assert self.problem is not None, "what was chosen was searched for"

@@ -5,14 +5,15 @@ The placement file says what it was planned for; its log begins where it was tak
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 from ipc.placement_file import PlacementFile
 from planner.intervals import Interval
 from planner.placement.choices import Chosen, Problem
 from planner.placement.file import PlacementFileError, load, units_of
+from planner.placement.options import Options
 from planner.plan.options import Replanning
 from planner.replan.decide import Tools, replan
+from planner.replan.evaluate import Copies
 from planner.replan.outcome import Current, Outcome
 from planner.replan.recent import Log
 from planner.replan.rules import Rules
@@ -23,8 +24,11 @@ from planner.workload.trace_file import read_trace
 Search = Callable[[Problem], Chosen]
 
 
-def replanned(asked: Replanning, problem: Problem, search: Search) -> Outcome:
+def replanned(asked: Replanning, problem: Problem, search: Search, options: Options) -> Outcome:
     """Has the load shifted, and does a switch pay?
+
+    Args:
+        options: of the search, so that the placement in use is as fast as what it finds.
 
     Raises:
         PlannerError: the log or the placement file cannot be used, or nothing serves the load.
@@ -32,8 +36,9 @@ def replanned(asked: Replanning, problem: Problem, search: Search) -> Outcome:
     rules = Rules()
     file = load(asked.current)
     log = Log.of(read_trace(asked.log), rules)
-    here = replace(problem, known=replace(problem.known, device=problem.cluster.device))
-    return replan(log, in_use(file), here, Tools(search=search), rules)
+    copies = Copies(options)
+    tools = Tools(search=search, serve=copies.service, copy_goodput=copies.goodput)
+    return replan(log, in_use(file), problem, tools, rules)
 
 
 def in_use(file: PlacementFile) -> Current:

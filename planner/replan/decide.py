@@ -8,12 +8,11 @@ outcome hands back.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from planner.deployment import service
 from planner.goodput import Goodput
 from planner.intervals import Interval
 from planner.model_catalog import model_shape
 from planner.placement.choices import Candidate, Chosen, Problem
-from planner.replan.evaluate import copy_goodput, run
+from planner.replan.evaluate import Copies, run
 from planner.replan.gain import (
     Attained,
     Gain,
@@ -31,9 +30,12 @@ from planner.replan.rules import Rules, SwitchRates
 from planner.replan.shift import Figure
 from planner.replan.switching import Fleet, Meanwhile, SwitchCost, change, switch_cost
 from planner.replan.window import pattern_of
+from planner.simulator.service import Service
 
 PlacementSearch = Callable[[Problem], Chosen]
+Serve = Callable[[Problem, Candidate], Service]
 CopyGoodput = Callable[[Problem, Candidate, float], Goodput]
+_COPIES = Copies()
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,13 @@ class Tools:
 
     Args:
         search: the best placement for a problem and its rate; a PlannerError of it is the caller's.
+        serve: one copy of a candidate, as the search simulates it.
         copy_goodput: of one copy of a candidate; the last argument is a first guess.
     """
 
     search: PlacementSearch
-    copy_goodput: CopyGoodput = copy_goodput
+    serve: Serve = _COPIES.service
+    copy_goodput: CopyGoodput = _COPIES.goodput
     simulate: Simulate = run
     switch: SwitchRates = field(default_factory=SwitchRates)
 
@@ -70,18 +74,21 @@ def replan(
     if any(shift.figure is not Figure.RATE for shift in seen.shifts):
         goodput = _goodput_now(now, current, tools)
         seen = look(log.windows, current, rules, goodput.value)
+    side = Side(current.fleet, goodput)
     if not seen.fires:
-        action = Action.WAIT if seen.calls else Action.KEEP
-        reason = f"the last plan is younger than allowed by {seen.wait_s:.0f} s"
-        verdict = ReplanVerdict(
-            action=action,
-            reason=reason if seen.calls else "as planned",
-            look=seen,
-            num_devices=current.fleet.num_devices,
-            goodput=goodput,
-        )
-        return Outcome(verdict, current)
-    return _searched(recent, Side(current.fleet, goodput), now, tools, (seen, rules))
+        return Outcome(_unsearched(seen, side), current)
+    return _searched(recent, side, now, tools, (seen, rules))
+
+
+def _unsearched(seen: Look, side: Side) -> ReplanVerdict:
+    reason = f"the last plan is younger than allowed by {seen.wait_s:.0f} s"
+    return ReplanVerdict(
+        action=Action.WAIT if seen.calls else Action.KEEP,
+        reason=reason if seen.calls else "as planned",
+        look=seen,
+        num_devices=side.fleet.num_devices,
+        goodput=side.goodput,
+    )
 
 
 def _searched(
@@ -139,10 +146,7 @@ def _attained(recent: Log, sides: tuple[Side, Side], now: Problem, tools: Tools)
     if rows is None:
         return by_goodput(*sides, rate, now.slo)
     old, new = (side.fleet for side in sides)
-    services = (
-        service(now.known, old.groups, now.settings),
-        service(now.known, new.groups, now.settings),
-    )
+    services = tools.serve(now, old.candidate), tools.serve(now, new.candidate)
     stretched = (
         rows.stretched(rows.rate * old.num_copies / rate),
         rows.stretched(rows.rate * new.num_copies / rate),

@@ -6,11 +6,12 @@ from typing import Self
 import numpy as np
 
 from planner.placement.choices import Problem
+from planner.placement.variation import ScaledLengths
 from planner.replan.rules import ReplanError, Rules
 from planner.replan.window import Pattern, Window, pattern_of, rows_between, summarise
 from planner.workload.arrivals import Resampled
-from planner.workload.lengths import Lengths, TableLengths, whole_tokens
-from planner.workload.requests import Ints, Requests
+from planner.workload.lengths import TableLengths
+from planner.workload.requests import Requests
 from planner.workload.rows import Blocks
 from planner.workload.workload import Workload
 
@@ -61,22 +62,6 @@ class Log:
             self.recent.arrival_s[first:] - start_s,
             self.recent.input_tokens[first:],
             self.recent.output_tokens[first:],
-        )
-
-
-@dataclass(frozen=True)
-class ScaledLengths:
-    """Another workload's lengths, inputs and outputs each times a factor."""
-
-    lengths: Lengths
-    of_inputs: float
-    of_outputs: float
-
-    def draw(self, num: int, seed: int) -> tuple[Ints, Ints]:
-        inputs, outputs = self.lengths.draw(num, seed)
-        return (
-            whole_tokens(np.asarray(inputs * self.of_inputs, np.float64)),
-            whole_tokens(np.asarray(outputs * self.of_outputs, np.float64)),
         )
 
 
