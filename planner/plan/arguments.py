@@ -18,23 +18,25 @@ from planner.arguments import (
     slo,
 )
 from planner.bench.calibrate import Calibration
-from planner.deployment import Settings
-from planner.devices import device_sheets
 from planner.errors import PlannerError
-from planner.latency.choose import Knowledge, latency_model, profile_names
+from planner.instance_arguments import (
+    add_knowledge,
+    add_limits,
+    add_links,
+    add_overheads,
+    costs,
+    knowledge,
+    settings,
+)
+from planner.latency.choose import Knowledge, latency_model
 from planner.latency.interface import LatencyModel
-from planner.latency.profile_file import read_profile
 from planner.latency.published import DEVICE as PUBLISHED_DEVICE
 from planner.latency.scaled import ScaledLatency
-from planner.memory import MemoryRules
 from planner.placement.choices import Affinity, Objective
 from planner.placement.options import Options
 from planner.plan.options import Asked, Nodes, Output, Replanning
 from planner.plan.words import DESCRIPTION, EPILOG
-from planner.simulate.overheads import NAMES, overhead, read_overheads, with_overheads
-from planner.simulator.service import Overheads
 
-_BLOCK_SIZE = 16
 _BOTH = "both"
 _LOAD = {
     "num-requests": argparse.SUPPRESS,
@@ -53,15 +55,13 @@ def read_asked(argv: list[str]) -> Asked:
     """
     given = _parser().parse_args(argv)
     _check_together(given)
-    costs, calibration = Overheads(), Calibration()
-    if given.overheads is not None:
-        costs, calibration = read_overheads(given.overheads)
+    overheads, calibration = costs(given)
     return Asked(
-        known=Knowledge(given.model, given.device, tuple(given.profile), given.coefficients),
+        known=knowledge(given),
         nodes=_nodes(given),
         load=Load.of(given),
         slo=slo(given),
-        settings=_settings(given, with_overheads(costs, given.overhead)),
+        settings=settings(given, overheads),
         affinities=tuple(Affinity) if given.affinity == _BOTH else (Affinity(given.affinity),),
         objective=given.objective,
         search=_search(given, calibration),
@@ -95,15 +95,7 @@ def _parser() -> Parser:
 
 def _add_knowledge(parser: Parser) -> None:
     add = parser.add_argument_group("what is known").add_argument
-    add("--model", required=True, metavar="NAME|DIR",
-        help="such as opt-13b or llama-3.1-8b, or a directory with a config.json")  # fmt: skip
-    add("--device", metavar="SHEET",
-        help=f"for rooflines, memory and links: {', '.join(device_sheets())}; default: the "
-        "coefficients' own")  # fmt: skip
-    add("--profile", type=Path, action="append", default=[], metavar="FILE",
-        help="a table by `distserve profile`; may be given several times")  # fmt: skip
-    add("--coefficients", choices=profile_names(), metavar="NAME",
-        help=f"published for OPT on A100s: {', '.join(profile_names())}")  # fmt: skip
+    add_knowledge(add)
     add("--allow-roofline", action="store_true",
         help="shapes that tables or coefficients do not know are taken from the device's "
         "roofline; otherwise they are dropped")  # fmt: skip
@@ -134,21 +126,9 @@ def _add_search(parser: Parser) -> None:
 
 def _add_limits(parser: Parser) -> None:
     add = parser.add_argument_group("limits and overheads of an instance").add_argument
-    add("--prefill-tokens", type=count, metavar="N",
-        help="L_m: prompts are packed up to so many tokens; default: what saturates each shape, "
-        "by the latency model")  # fmt: skip
-    add("--max-batch", type=count, default=256, metavar="N",
-        help="sequences that decode together at most; default: 256")  # fmt: skip
-    add("--kv-tokens", type=count, metavar="N",
-        help="tokens that each KV pool holds; default: what weights leave of memory")  # fmt: skip
-    add("--block-size", type=count, metavar="N",
-        help=f"tokens in a KV block; default: {_BLOCK_SIZE}, or a profile's")  # fmt: skip
-    add("--shared-link", action="store_true", help="all pulls share one link")
-    add("--pull-stalls-decode", action="store_true",
-        help="pulls take the place of decode steps, as on CPU workers")  # fmt: skip
-    add("--overhead", type=overhead, action="append", default=[], metavar="NAME=TIME",
-        help=f"the service's own time, such as decode_step=1ms: {', '.join(NAMES)}")  # fmt: skip
-    add("--overheads", type=Path, metavar="FILE.json", help="the same and more from a file")
+    add_limits(add, add)
+    add_links(add)
+    add_overheads(add)
 
 
 def _check_together(given: argparse.Namespace) -> None:
@@ -185,21 +165,6 @@ def _nodes(given: argparse.Namespace) -> Nodes:
     if not all(names):
         raise PlannerError(f"--nodes takes a number or names such as alpha,beta, not {text!r}")
     return Nodes(len(names), given.devices_per_node, device, names)
-
-
-def _settings(given: argparse.Namespace, costs: Overheads) -> Settings:
-    block_size = given.block_size
-    if block_size is None:
-        block_size = read_profile(given.profile[0]).block_size if given.profile else _BLOCK_SIZE
-    return Settings(
-        prefill_tokens=given.prefill_tokens,
-        max_batch=given.max_batch,
-        kv_tokens=given.kv_tokens,
-        memory=MemoryRules(block_size=block_size),
-        overheads=costs,
-        shares_link=given.shared_link,
-        pull_stalls_decode=given.pull_stalls_decode,
-    )
 
 
 def _search(given: argparse.Namespace, calibration: Calibration) -> Options:

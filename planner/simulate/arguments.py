@@ -18,19 +18,21 @@ from planner.arguments import (
     scale_list,
     slo,
 )
-from planner.bench.calibrate import Calibration
-from planner.deployment import Group, Settings
-from planner.devices import device_sheets
+from planner.deployment import Group
 from planner.errors import PlannerError
-from planner.latency.choose import Knowledge, profile_names
-from planner.latency.profile_file import read_profile
-from planner.memory import MemoryRules
+from planner.instance_arguments import (
+    add_knowledge,
+    add_limits,
+    add_links,
+    add_overheads,
+    costs,
+    knowledge,
+    settings,
+)
 from planner.simulate.options import Bits, Deployment, Drafting, Plan
-from planner.simulate.overheads import NAMES, overhead, read_overheads, with_overheads
 from planner.simulate.words import DESCRIPTION, EPILOG
-from planner.simulator.service import MixedRules, Overheads
+from planner.simulator.service import MixedRules
 
-_BLOCK_SIZE = 16
 _LOAD = {
     "num-requests": "simulate exactly so many and count all of them, as bench does; in a search, "
     "of its longest run; default: as many as a verdict takes, or a whole trace",
@@ -68,7 +70,7 @@ def read_plan(argv: list[str]) -> Plan:
 def add_deployment(parser: argparse.ArgumentParser) -> None:
     """What is known, the instances, their limits, and what the service adds; `deployment` reads
     it."""
-    _add_knowledge(parser)
+    add_knowledge(parser.add_argument_group("what is known").add_argument)
     _add_instances(parser)
     _add_limits(parser)
     _add_extras(parser)
@@ -90,18 +92,6 @@ def _parser() -> Parser:
         help="attainment over the rate; of one run, over the SLO scale")  # fmt: skip
     add("--json", action="store_true", help="the report as JSON, nothing else")
     return parser
-
-
-def _add_knowledge(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("what is known").add_argument
-    add("--model", required=True, metavar="NAME|DIR",
-        help="such as opt-13b or llama-3.1-8b, or a directory with a config.json")  # fmt: skip
-    add("--device", metavar="SHEET",
-        help=f"for rooflines, memory and links: {', '.join(device_sheets())}")  # fmt: skip
-    add("--profile", type=Path, action="append", default=[], metavar="FILE",
-        help="a table by `distserve profile`; may be given several times")  # fmt: skip
-    add("--coefficients", choices=profile_names(), metavar="NAME",
-        help=f"published for OPT on A100s: {', '.join(profile_names())}")  # fmt: skip
 
 
 def _add_instances(parser: argparse.ArgumentParser) -> None:
@@ -128,18 +118,9 @@ _ROLES = {
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits of an instance")
     add = limits.add_argument
-    add("--prefill-tokens", type=count, metavar="N",
-        help="L_m: prompts are packed up to so many tokens; default: what saturates the "
-        "device, by the latency model")  # fmt: skip
-    add("--max-batch", type=count, default=256, metavar="N",
-        help="sequences that decode together at most; default: 256")  # fmt: skip
     pool = limits.add_mutually_exclusive_group()
-    pool.add_argument("--kv-tokens", type=count, metavar="N",
-                      help="tokens that its KV pool holds; default: what weights leave of the "
-                      "device's memory")  # fmt: skip
+    add_limits(add, pool.add_argument)
     pool.add_argument("--kv-cache-gib", type=number, metavar="GIB", help="or GiB of each device")
-    add("--block-size", type=count, metavar="N",
-        help=f"tokens in a KV block; default: {_BLOCK_SIZE}, or a profile's")  # fmt: skip
     add("--weight-bits", type=number, metavar="N", help="quantised weights; default: the model's")
     add("--kv-bits", type=number, metavar="N", help="quantised keys and values; default: 16")
     add("--compute-bits", type=int, choices=(8, 16), help="8: the device's fp8 rate")
@@ -147,17 +128,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def _add_extras(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("links, speculation, overheads").add_argument
-    add("--shared-link", action="store_true",
-        help="all pulls share one link; otherwise each decode instance has its own")  # fmt: skip
+    add_links(add)
     add("--across-nodes", action="store_true", help="pulls go over the device sheet's network")
-    add("--pull-stalls-decode", action="store_true",
-        help="pulls take the place of decode steps, as on CPU workers")  # fmt: skip
     add("--speculate", type=_drafting, metavar="G:ACCEPTANCE[:MODEL]",
         help="draft G tokens a step, each accepted with that probability, by that draft model "
         "(without one: for nothing)")  # fmt: skip
-    add("--overhead", type=overhead, action="append", default=[], metavar="NAME=TIME",
-        help=f"the service's own time, such as decode_step=1ms: {', '.join(NAMES)}")  # fmt: skip
-    add("--overheads", type=Path, metavar="FILE.json", help="the same and more from a file")
+    add_overheads(add)
 
 
 def _check_together(given: argparse.Namespace, rates: tuple[float, ...]) -> None:
@@ -193,33 +169,16 @@ def deployment(given: argparse.Namespace) -> Deployment:
         if (bits := getattr(given, name)) is not None and not 1 <= bits <= 64:
             option = name.replace("_", "-")
             raise PlannerError(f"--{option} must lie between 1 and 64, not {bits:g}")
-    costs, calibration = Overheads(), Calibration()
-    if given.overheads is not None:
-        costs, calibration = read_overheads(given.overheads)
+    overheads, calibration = costs(given)
     return Deployment(
-        known=Knowledge(given.model, given.device, tuple(given.profile), given.coefficients),
+        known=knowledge(given),
         groups=_groups(given),
-        settings=_settings(given, with_overheads(costs, given.overhead)),
+        settings=settings(given, overheads),
         bits=Bits(given.weight_bits, given.kv_bits, given.compute_bits),
         drafting=given.speculate,
         kv_cache_gib=given.kv_cache_gib,
         across_nodes=given.across_nodes,
         calibration=calibration,
-    )
-
-
-def _settings(given: argparse.Namespace, costs: Overheads) -> Settings:
-    block_size = given.block_size
-    if block_size is None:
-        block_size = read_profile(given.profile[0]).block_size if given.profile else _BLOCK_SIZE
-    return Settings(
-        prefill_tokens=given.prefill_tokens,
-        max_batch=given.max_batch,
-        kv_tokens=given.kv_tokens,
-        memory=MemoryRules(block_size=block_size),
-        overheads=costs,
-        shares_link=given.shared_link,
-        pull_stalls_decode=given.pull_stalls_decode,
     )
 
 

@@ -16,14 +16,13 @@ from planner.bounds import (
     ttft_floor_s,
 )
 from planner.deployment import Group
-from planner.rate_search import Search
+from planner.rate_search import LOWEST_SHARE, Search
 from planner.simulate.build import Built
 from planner.simulator.service import InstanceModel
 from planner.slo import Slo
 from planner.workload.requests import Requests
 
 CLOSE = 0.7  # goodput lies 15 to 30 % below the caps
-LOWEST_SHARE = 1e-3  # of the first guess: so low that requests hardly ever meet
 
 
 class Outlook(msgspec.Struct, frozen=True):
