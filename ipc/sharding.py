@@ -102,14 +102,14 @@ def stage_layers(sizes: ModelSizes, pp: int) -> list[Span]:
     A layer costs its weights; the head costs the vocabulary's, on the last stage. (Embedding is a
     look-up and costs nothing.)
     """
-    layer = layer_cost(sizes)
+    layer = _layer_cost(sizes)
     return min(
         _cuts(sizes.num_layers, pp, sizes.hidden_size * sizes.vocab_size / layer),
         key=lambda cut: cut[0],
     )[1]
 
 
-def layer_cost(sizes: ModelSizes) -> float:
+def _layer_cost(sizes: ModelSizes) -> float:
     """Weights of one layer: attention and a gated MLP."""
     head_dim = sizes.hidden_size // sizes.num_heads
     attention = sizes.hidden_size * head_dim * 2 * (sizes.num_heads + sizes.num_kv_heads)
