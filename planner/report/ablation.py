@@ -130,16 +130,13 @@ def _table(title: str, names: tuple[str, ...], swept: list[Swept], axis: str) ->
 def _drawing(
     settings: list[Setting], by_rate: list[Swept], by_scale: list[Swept], terms: Terms
 ) -> Drawing:
-    def lines(swept: list[Swept]) -> Panel:
-        drawn = tuple(
+    def panel(axis: str, swept: list[Swept], *, falls: bool) -> Panel:
+        lines = tuple(
             each.line(setting.label, setting.origin)
             for setting, each in zip(settings, swept, strict=True)
         )
-        return Panel(
-            "Ablation", axis, "SLO attainment (%)", drawn, float(terms.percent), 102, falls
-        )
+        target = float(terms.percent)
+        return Panel("Ablation", axis, "SLO attainment (%)", lines, target, 102, falls)
 
-    axis, falls = "Requests/s per GPU", False
-    first = lines(by_rate)
-    axis, falls = "SLO scale", True
-    return Drawing("fig11", (first, lines(by_scale)))
+    over_rate = panel("Requests/s per GPU", by_rate, falls=False)
+    return Drawing("fig11", (over_rate, panel("SLO scale", by_scale, falls=True)))

@@ -22,6 +22,8 @@ LENGTHS = (128, 256, 512, 1024)  # figure 3
 PREFILL_BATCHES = (1, 2, 4, 8)
 FIGURE_5_BATCH, FIGURE_5_TOKENS = 128, 256
 DEGREES = (1, 2, 4, 8)
+Decoded = tuple[float, float]
+"""Seconds of one token for each sequence, and tokens per second."""
 KNOWN = "published coefficients, distserve-raw, OPT-13B on one A100"
 
 
@@ -82,34 +84,6 @@ def figure_3(terms: Terms) -> Page:
 def figure_5(terms: Terms) -> Page:
     """Decode latency and throughput over degrees, tensor and pipeline parallel."""
     found = {name: [_at_degree(name, d) for d in DEGREES] for name in ("intra-op", "inter-op")}
-    rows = tuple(
-        (name, f"{degree}", 1000 * latency_s, rate, rate / DEGREES[index] / found[name][0][1])
-        for name in found
-        for index, (degree, (latency_s, rate)) in enumerate(zip(DEGREES, found[name], strict=True))
-    )
-    columns = (
-        Column("degree of"),
-        Column("GPUs"),
-        Column("latency, ms", ".1f"),
-        Column("tokens/s", ".0f"),
-        Column("of linear", ".2f"),
-    )
-    at = tuple(float(degree) for degree in DEGREES)
-    latency = tuple(
-        Line(name, Origin.FITTED, at, tuple(1000 * s for s, _ in values))
-        for name, values in found.items()
-    )
-    rates = tuple(
-        Line(name, Origin.FITTED, at, tuple(rate for _, rate in values))
-        for name, values in found.items()
-    )
-    linear = tuple(found["intra-op"][0][1] * degree for degree in DEGREES)
-    panels = (
-        Panel("Latency", "GPUs", "Step time (ms)", latency),
-        Panel(
-            "Throughput", "GPUs", "Tokens/s", (*rates, Line("linear", Origin.FORMULA, at, linear))
-        ),
-    )
     return Page(
         "fig5",
         "Figure 5: decode over degrees, batch 128, 256 tokens",
@@ -117,8 +91,8 @@ def figure_5(terms: Terms) -> Page:
             f"{KNOWN} (intra-op 1, 2, 4); intra-op 8: roofline, scaled to agree at 4; inter-op: "
             "stages of the same step, each with a batch of its own",
         ),
-        (Table("decode", columns, rows),),
-        (Drawing("fig5", panels),),
+        (_by_degree(found),),
+        (Drawing("fig5", _degree_panels(found)),),
         (
             "as in the paper, intra-op lowers the latency with diminishing returns, and inter-op "
             "leaves it and scales the throughput nearly linearly; the published step has no cost "
@@ -127,8 +101,41 @@ def figure_5(terms: Terms) -> Page:
     )
 
 
-def _at_degree(name: str, degree: int) -> tuple[float, float]:
-    """Seconds of one token for each sequence, and tokens per second."""
+def _by_degree(found: dict[str, list[Decoded]]) -> Table:
+    rows = tuple(
+        (name, f"{degree}", 1000 * latency_s, rate, rate / degree / some[0][1])
+        for name, some in found.items()
+        for degree, (latency_s, rate) in zip(DEGREES, some, strict=True)
+    )
+    columns = (
+        Column("degree of"),
+        Column("GPUs"),
+        Column("latency, ms", ".1f"),
+        Column("tokens/s", ".0f"),
+        Column("of linear", ".2f"),
+    )
+    return Table("decode", columns, rows)
+
+
+def _degree_panels(found: dict[str, list[Decoded]]) -> tuple[Panel, Panel]:
+    at = tuple(float(degree) for degree in DEGREES)
+    latency = tuple(
+        Line(name, Origin.FITTED, at, tuple(1000 * latency_s for latency_s, _ in some))
+        for name, some in found.items()
+    )
+    rates = [
+        Line(name, Origin.FITTED, at, tuple(rate for _, rate in some))
+        for name, some in found.items()
+    ]
+    linear = tuple(found["intra-op"][0][1] * degree for degree in DEGREES)
+    rates.append(Line("linear", Origin.FORMULA, at, linear))
+    return (
+        Panel("Latency", "GPUs", "Step time (ms)", latency),
+        Panel("Throughput", "GPUs", "Tokens/s", tuple(rates)),
+    )
+
+
+def _at_degree(name: str, degree: int) -> Decoded:
     if name == "inter-op":
         step_s = _decode_s(_fitted(Parallelism(1, degree)), FIGURE_5_BATCH, FIGURE_5_TOKENS)
         return degree * step_s, FIGURE_5_BATCH / step_s

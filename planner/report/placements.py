@@ -94,9 +94,11 @@ def _table(found: list[Both], terms: Terms) -> Table:
     for both in found:
         name = f"{both.row.model} {both.row.workload}"
         paper, ours = both.paper_goodput.per_device, both.ours.per_device
-        rows.append((name, _told(both.paper), both.paper.num_devices, _range(paper), None))
-        candidate = both.ours.candidate
-        rows.append(("  ours", _told(candidate), candidate.num_devices, _range(ours), both.told))
+        for label, unit, goodput, told in (
+            (name, both.paper, paper, None),
+            ("  ours", both.ours.candidate, ours, both.told),
+        ):
+            rows.append((label, short_candidate(unit), unit.num_devices, _range(goodput), told))
     columns = (
         Column("problem"),
         Column("placement, tp x pp"),
@@ -114,10 +116,6 @@ def _notes(found: list[Both]) -> tuple[str, ...]:
     if any(both.row.model == ROOFLINE_MODEL for both in found):
         notes.append(explained.experiment_notes(ROOFLINE_MODEL, "sharegpt")[0])
     return tuple(notes)
-
-
-def _told(candidate: Candidate) -> str:
-    return short_candidate(candidate)
 
 
 def _range(interval: Interval) -> str:

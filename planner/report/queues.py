@@ -33,17 +33,45 @@ def figure_4(terms: Terms) -> Page:
     single_s = _prefill_s(Parallelism())
     speedup = single_s / _prefill_s(Parallelism(2))
     rates = [load / single_s for load in LOADS if load < 0.95 * speedup]
-    inter = [_simulated_s(_service(Parallelism(1, 2)), rate, terms) for rate in rates]
-    intra = [_simulated_s(_service(Parallelism(2, 1)), rate, terms) for rate in rates]
+    shapes = {"inter-op": Parallelism(1, 2), "intra-op": Parallelism(2, 1)}
+    simulated = {
+        name: [_simulated_s(_service(shape), rate, terms) for rate in rates]
+        for name, shape in shapes.items()
+    }
+    panels = (_measured_panel(rates, single_s, speedup, simulated), _speedup_panel(single_s))
+    return Page(
+        "fig4",
+        "Figure 4: two GPUs for prefill, OPT-66B, 512-token prompts",
+        (
+            "formula: equations 2 and 3 of the paper (M/D/1, no batching)",
+            f"simulated: the same times, {NUM_REQUESTS} requests, {terms.runs}; the paper's "
+            "figure prints no numbers",
+        ),
+        (_table(rates, single_s, speedup, simulated), _crossovers(single_s, speedup)),
+        (Drawing("fig4", panels),),
+        (
+            "as in the paper, intra-op is better while prompts hardly wait and inter-op from the "
+            "crossover on; equation 2 takes both stages as half of D, while the roofline's also "
+            "send from stage to stage",
+        ),
+    )
+
+
+def _table(
+    rates: list[float], single_s: float, speedup: float, simulated: dict[str, list[float]]
+) -> Table:
+    """Each equation beside its simulation."""
     rows = tuple(
         (
             rate,
             inter_op_ttft_s(rate, single_s),
-            inter[k],
+            inter_s,
             intra_op_ttft_s(rate, single_s, speedup),
-            intra[k],
+            intra_s,
         )
-        for k, rate in enumerate(rates)
+        for rate, inter_s, intra_s in zip(
+            rates, simulated["inter-op"], simulated["intra-op"], strict=True
+        )
     )
     columns = (
         Column("requests/s", ".2f"),
@@ -53,26 +81,7 @@ def figure_4(terms: Terms) -> Page:
         Column("simulated", ".3f"),
     )
     title = f"mean TTFT, s; D = {single_s:.3f} s and K = {speedup:.2f} (roofline)"
-    panels = (
-        _measured_panel(rates, single_s, speedup, {"inter-op": inter, "intra-op": intra}),
-        _speedup_panel(single_s),
-    )
-    return Page(
-        "fig4",
-        "Figure 4: two GPUs for prefill, OPT-66B, 512-token prompts",
-        (
-            "formula: equations 2 and 3 of the paper (M/D/1, no batching)",
-            f"simulated: the same times, {NUM_REQUESTS} requests, {terms.runs}; the paper's "
-            "figure prints no numbers",
-        ),
-        (Table(title, columns, rows), _crossovers(single_s, speedup)),
-        (Drawing("fig4", panels),),
-        (
-            "as in the paper, intra-op is better while prompts hardly wait and inter-op from the "
-            "crossover on; equation 2 takes both stages as half of D, while the roofline's also "
-            "send from stage to stage",
-        ),
-    )
+    return Table(title, columns, rows)
 
 
 def _crossovers(single_s: float, speedup: float) -> Table:
