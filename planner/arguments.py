@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from planner.errors import PlannerError, TargetError, WorkloadError
+from planner.parsing import finite
 from planner.slo import Slo
 from planner.workload.catalogue import ARRIVALS, PARAMETRIC, TABLES, parse_arrivals, parse_workload
 from planner.workload.lengths import LengthRules, Overlong
@@ -130,11 +131,8 @@ def seconds(text: str) -> float:
 
 def number(text: str) -> float:
     """Any finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not abs(value) < float("inf"):
+    value = finite(text)
+    if value is None:
         raise argparse.ArgumentTypeError(f"{text.strip()!r} is no number")
     return value
 
@@ -151,11 +149,8 @@ def count_from_zero(text: str) -> int:
 
 def rate(text: str) -> float:
     """Requests per second."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 < value < float("inf"):
+    value = finite(text)
+    if value is None or not value > 0:
         raise WorkloadError(f"a rate must be above zero requests per second, not {text.strip()!r}")
     return value
 

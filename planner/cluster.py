@@ -3,11 +3,7 @@
 from dataclasses import dataclass
 
 from planner.devices import DeviceSheet, device_sheet
-from planner.errors import PlannerError
-
-
-class ClusterError(PlannerError):
-    """A cluster that cannot be."""
+from planner.errors import ClusterError
 
 
 @dataclass(frozen=True)

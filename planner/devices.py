@@ -6,13 +6,12 @@ sheets are package data, so that a further device is a further entry and no code
 
 import difflib
 from functools import cache
-from importlib.resources import files
 from itertools import pairwise
 
 import msgspec
-import orjson
 
 from planner.errors import PlannerError
+from planner.json_files import shipped_json
 
 Curve = tuple[tuple[float, float], ...]
 """Points (x, y) with x rising; straight between them, level outside."""
@@ -99,8 +98,7 @@ def _along(curve: Curve, x: float) -> float:
 @cache
 def device_sheets() -> dict[str, DeviceSheet]:
     """All sheets by name."""
-    text = files("planner").joinpath("data/devices.json").read_bytes()
-    sheets = msgspec.convert(orjson.loads(text), tuple[DeviceSheet, ...], strict=False)
+    sheets = shipped_json("planner", "devices.json", tuple[DeviceSheet, ...])
     return {sheet.name: sheet for sheet in sheets}
 
 

@@ -25,3 +25,13 @@ class TargetError(PlannerError):
 
 class BenchError(PlannerError):
     """The service under test did not answer as it must."""
+
+
+class ServerFailed(BenchError):
+    """The service could not be reached, refuses what a bench must send, or answers nothing."""
+
+    exit_code = 1
+
+
+class ClusterError(PlannerError):
+    """A cluster that cannot be."""

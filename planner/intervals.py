@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
-from planner.workload.requests import Floats
-
-Bools = NDArray[np.bool_]
+from planner.workload.requests import Bools, Floats
 
 NUM_BATCHES = 8
 MIN_VALUES = 2 * NUM_BATCHES

@@ -5,12 +5,12 @@ The sizes are those of the published configurations.
 
 import difflib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-import orjson
 
 from planner.errors import PlannerError
+from planner.json_files import read_json
 from planner.model_shape import Experts, LatentAttention, ModelShape
 
 
@@ -122,6 +122,9 @@ def _unknown(name: str) -> str:
     )
 
 
+_Size = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class _Quantisation(msgspec.Struct, kw_only=True):
     """How weights are stored; without `bits` the method's name says it (fp8)."""
 
@@ -133,11 +136,11 @@ class _HfConfig(msgspec.Struct, kw_only=True):
     """The fields that the planner reads, under the names of Llama-like and OPT configurations."""
 
     model_type: str
-    num_hidden_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    vocab_size: int
-    max_position_embeddings: int = 2048
+    num_hidden_layers: _Size
+    hidden_size: _Size
+    num_attention_heads: _Size
+    vocab_size: _Size
+    max_position_embeddings: _Size = 2048
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     intermediate_size: int | None = None
@@ -160,12 +163,7 @@ class _HfConfig(msgspec.Struct, kw_only=True):
 
 def read_config(path: Path) -> ModelShape:
     """A shape from a Hugging Face configuration; PlannerError names the file and the field."""
-    try:
-        config = msgspec.convert(orjson.loads(path.read_bytes()), _HfConfig)
-    except OSError as error:
-        raise PlannerError(f"cannot read {path}: {error.strerror}") from error
-    except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
-        raise PlannerError(f"{path}: {error}") from error
+    config = read_json(path, _HfConfig)
     mlp_size = config.ffn_dim or config.intermediate_size
     if mlp_size is None:
         raise PlannerError(f"{path}: neither `intermediate_size` nor `ffn_dim` is there")

@@ -6,21 +6,21 @@ long-run attainment but the spread of as many requests over many seeds.
 
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 
 import msgspec
 import numpy as np
-import orjson
 
 from ipc.vocabulary import Parallelism, Role
 from planner.deployment import Group, Settings, service
 from planner.intervals import student_t
+from planner.json_files import shipped_json
 from planner.latency.choose import Knowledge
 from planner.simulator.run import simulate
 from planner.simulator.service import Service
 from planner.slo import Slo
 from planner.workload.catalogue import parse_workload
 from planner.workload.lengths import LengthRules
+from planner.workload.workload import Workload
 
 # What stands for each engine: its kernels as measured, and for vLLM the engine's own seconds. The
 # paper's experiments gave vLLM 16,384 tokens a batch, and every engine 1,024 sequences.
@@ -31,6 +31,8 @@ MAX_TOTAL_TOKENS = 2048  # positions of OPT
 
 
 class PublishedInstance(msgspec.Struct, frozen=True):
+    """One instance of a curve's deployment."""
+
     role: Role
     tp: int
     pp: int
@@ -56,6 +58,10 @@ class PublishedCurve(msgspec.Struct, frozen=True):
     tpot_s: float
     num_requests: int | None
     points: tuple[PublishedPoint, ...]
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return tuple(Group(i.role, 1, Parallelism(i.tp, i.pp)) for i in self.instances)
 
     @property
     def slo(self) -> Slo:
@@ -92,8 +98,7 @@ class SimulatedPoint(msgspec.Struct, frozen=True):
 @cache
 def published_curves() -> tuple[PublishedCurve, ...]:
     """All that are shipped, DistServe's, vLLM's and DeepSpeed-MII's."""
-    text = files("planner").joinpath("data/paper_attainment.json").read_bytes()
-    return msgspec.convert(orjson.loads(text), _Published).curves
+    return shipped_json("planner", "paper_attainment.json", _Published).curves
 
 
 def published_curve(model: str, workload: str, engine: str) -> PublishedCurve:
@@ -104,18 +109,21 @@ def published_curve(model: str, workload: str, engine: str) -> PublishedCurve:
 
 def paper_service(curve: PublishedCurve) -> Service:
     """The curve's deployment on A100s, by the published coefficients of its engine."""
-    groups = tuple(Group(i.role, 1, Parallelism(i.tp, i.pp)) for i in curve.instances)
     tokens = VLLM_PREFILL_TOKENS if curve.engine == "vllm" else None
     known = Knowledge(curve.model, profile=COEFFICIENTS[curve.engine])
-    return service(known, groups, Settings(prefill_tokens=tokens, max_batch=MAX_BATCH))
+    return service(known, curve.groups, Settings(prefill_tokens=tokens, max_batch=MAX_BATCH))
+
+
+def paper_load(name: str) -> Workload:
+    """Under the limit of OPT's positions."""
+    return parse_workload(name, rules=LengthRules(max_total_tokens=MAX_TOTAL_TOKENS))
 
 
 def simulated_curve(curve: PublishedCurve, seeds: Sequence[int]) -> list[SimulatedPoint]:
     """The curve's rates, each with one run of `num_requests` for every seed."""
     assert curve.num_requests is not None, "a curve whose number of requests is known"
     setup = paper_service(curve)
-    rules = LengthRules(max_total_tokens=MAX_TOTAL_TOKENS)
-    load = parse_workload(curve.workload, rules=rules)
+    load = paper_load(curve.workload)
     simulated = []
     for point in curve.points:
         rate = point.per_device_rate * curve.num_devices
@@ -123,7 +131,8 @@ def simulated_curve(curve: PublishedCurve, seeds: Sequence[int]) -> list[Simulat
             100 * simulate(setup, load.requests(curve.num_requests, rate, seed)).meets(curve.slo)
             for seed in seeds
         ]
-        simulated.append(_summed_up(point.per_device_rate, [share.mean() for share in shares]))
+        found = one_more_run([share.mean() for share in shares])
+        simulated.append(SimulatedPoint(point.per_device_rate, *found))
     return simulated
 
 
@@ -136,9 +145,10 @@ def crossing(rates: Sequence[float], shares: Sequence[float], target: float) -> 
     return rates[-1] if shares[-1] >= target else 0.0
 
 
-def _summed_up(rate: float, shares: Sequence[float]) -> SimulatedPoint:
-    """A prediction interval: the spread of one more run, as a normal sample has it."""
-    mean, count = float(np.mean(shares)), len(shares)
-    quantile = student_t(0.975, count - 1)
-    half = quantile * float(np.std(shares, ddof=1)) * (1 + 1 / count) ** 0.5
-    return SimulatedPoint(rate, mean, max(0.0, mean - half), min(100.0, mean + half))
+def one_more_run(percents: Sequence[float]) -> tuple[float, float, float]:
+    """The mean, and a prediction interval: where one more run would lie in 95 of 100 cases, as a
+    normal sample has it, within what is possible."""
+    mean, count = float(np.mean(percents)), len(percents)
+    deviation = float(np.std(percents, ddof=1)) * (1 + 1 / count) ** 0.5
+    reach = student_t(0.975, count - 1) * deviation
+    return mean, max(0.0, mean - reach), min(100.0, mean + reach)

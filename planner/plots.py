@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from planner.errors import PlannerError
+from planner.intervals import Interval, share
 from planner.workload.requests import Floats, Ints
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -36,6 +37,10 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 _SIZE_INCHES = (6.4, 4.0)
+_SCALES: list[float] = np.round(np.linspace(0.25, 3.0, 12), 2).tolist()
+
+Point = tuple[float, Interval]
+"""Where it lies, be it a rate or an SLO scale, and the attainment there."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,19 @@ class Curve:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     is_model: bool = False  # predicted rather than measured: a dashed line
+
+    @classmethod
+    def through(cls, label: str, points: Sequence[Point], *, is_model: bool = False) -> "Curve":
+        """Each point with its interval."""
+        found = [interval for _, interval in points]
+        return cls(
+            label=label,
+            at=[at for at, _ in points],
+            shares=[interval.value for interval in found],
+            low=[interval.low for interval in found],
+            high=[interval.high for interval in found],
+            is_model=is_model,
+        )
 
 
 @dataclass(frozen=True)
@@ -75,6 +93,11 @@ class Spot:
     low: float
     high: float
     name: str = ""
+
+
+def over_scales(margin: Floats) -> list[Point]:
+    """The attainment of one run at SLO scales, by each request's smallest one (`margins`)."""
+    return [(scale, share(margin <= scale, margin)) for scale in _SCALES]
 
 
 def attainment_against_rate(

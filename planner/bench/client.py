@@ -15,8 +15,8 @@ import orjson
 
 from planner.bench.bodies import ADDITIONS, completion_body, encode
 from planner.bench.events import Answer, Piece, RequestFailed, error_message, read_answer
-from planner.bench.options import PromptKind, ReplayOptions, ServerFailed
-from planner.errors import BenchError
+from planner.bench.options import PromptKind, ReplayOptions
+from planner.errors import BenchError, ServerFailed
 
 _CONNECT_S = 10.0
 # Below the 5 s after which common servers close an idle connection: a request sent at that very

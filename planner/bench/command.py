@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 
 import msgspec
-import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -21,11 +20,12 @@ from planner.bench.figures import draw, draw_validation
 from planner.bench.plan import Plan
 from planner.bench.replay import replay
 from planner.bench.runs import LiveRuns, Measured, Run, Watch
-from planner.bench.sweep import Goodput, RatePoint, goodput, next_rate
+from planner.bench.sweep import SweepGoodput, SweepPoint, next_rate, sweep_goodput
 from planner.bench.tables import show_rates, show_run, told_goodput
 from planner.bench.validate import validate
 from planner.bench.validation import ValidationReport
 from planner.errors import PlannerError
+from planner.printing import print_json, say
 
 
 class BenchReport(msgspec.Struct, frozen=True):
@@ -35,9 +35,9 @@ class BenchReport(msgspec.Struct, frozen=True):
     workload: str
     target: float
     runs: list[Measured]
-    goodput: Goodput | None
+    goodput: SweepGoodput | None
     simulate: str | None = None
-    simulated_goodput: Goodput | None = None
+    simulated_goodput: SweepGoodput | None = None
     notes: list[str] = []
 
 
@@ -66,7 +66,7 @@ def _validate(plan: Plan) -> int:
     if plan.plot is not None:
         draw_validation(plan.plot, report)
     if plan.is_json:
-        _print_json(report)
+        print_json(report)
     else:
         show_validation(report, Console())
     return 0
@@ -93,7 +93,7 @@ async def _runs(plan: Plan, live: LiveRuns) -> AsyncIterator[Run]:
         for rate in plan.rates or (None,):
             yield await _run(plan, live, rate)
         return
-    points: list[RatePoint] = []
+    points: list[SweepPoint] = []
     while len(points) < plan.max_runs:
         rate = next_rate(points, plan.slo.attainment, start=plan.start or 1.0)
         if rate is None:
@@ -113,7 +113,7 @@ def _report(plan: Plan, runs: list[Run]) -> None:
         draw(plan.plot, runs, plan.slo)
     report = _bench_report(plan, runs)
     if plan.is_json:
-        _print_json(report)
+        print_json(report)
         return
     _show(report, Console())
 
@@ -132,8 +132,8 @@ def _bench_report(plan: Plan, runs: list[Run]) -> BenchReport:
     )
 
 
-def _goodput(plan: Plan, points: list[RatePoint]) -> Goodput | None:
-    return goodput(points, plan.slo.attainment) if len(points) > 1 else None
+def _goodput(plan: Plan, points: list[SweepPoint]) -> SweepGoodput | None:
+    return sweep_goodput(points, plan.slo.attainment) if len(points) > 1 else None
 
 
 def _show(report: BenchReport, console: Console) -> None:
@@ -151,12 +151,7 @@ def _show(report: BenchReport, console: Console) -> None:
     if report.simulated_goodput is not None:
         lines.append(f"simulated {told_goodput(report.simulated_goodput, report.target)}")
     for line in (*lines, f"traces: {', '.join(run.trace for run in runs)}"):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _print_json(report: BenchReport | ValidationReport) -> None:
-    text = orjson.dumps(msgspec.to_builtins(report), option=orjson.OPT_INDENT_2)
-    sys.stdout.write(text.decode() + "\n")
+        say(console, line)
 
 
 @contextmanager

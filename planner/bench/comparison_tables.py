@@ -8,7 +8,7 @@ from rich.table import Table
 
 from planner.bench.calibrate import Calibration
 from planner.bench.compare import Comparison, Pair
-from planner.bench.sweep import Goodput
+from planner.bench.sweep import SweepGoodput
 from planner.bench.tables import show_warnings, told_goodput
 from planner.bench.validation import (
     ALLOWED_ERROR,
@@ -17,6 +17,7 @@ from planner.bench.validation import (
     ValidationReport,
     num_agreeing,
 )
+from planner.printing import say
 
 _LATENCIES = ("TTFT P50", "TTFT P90", "TPOT P50", "TPOT P90")
 
@@ -40,14 +41,14 @@ def show_comparisons(
         table.add_row("", "error", _points(found.difference.value), *error, end_section=True)
     console.print(table)
     for rate, found in rows:
-        _say(console, _told_difference(rate, found))
+        say(console, _told_difference(rate, found))
         if found.stages:
-            _say(console, _told_stages(found))
+            say(console, _told_stages(found))
 
 
 def show_validation(report: ValidationReport, console: Console) -> None:
     """The calibration, each test workload's traces with verdicts, and how many agree."""
-    _say(console, _told_calibration(report.calibration))
+    say(console, _told_calibration(report.calibration))
     own = report.calibration_run
     if own.comparison is not None:
         show_comparisons([(own.rate, own.comparison)], console, "the calibration's own run")
@@ -61,10 +62,10 @@ def show_validation(report: ValidationReport, console: Console) -> None:
             if knee.workload == name:
                 _show_knee(knee, report.target, console)
     agreeing, count = num_agreeing(report.trials), len(report.trials)
-    _say(console, f"{agreeing} of {count} test traces agree", style="bold")
+    say(console, f"{agreeing} of {count} test traces agree", style="bold")
     for note in report.notes:
-        _say(console, note, style="yellow")
-    _say(console, f"calibration: {report.calibration_file} (for `distserve simulate --overheads`)")
+        say(console, note, style="yellow")
+    say(console, f"calibration: {report.calibration_file} (for `distserve simulate --overheads`)")
 
 
 def told_verdict(trial: Trial) -> str:
@@ -81,20 +82,20 @@ def told_verdict(trial: Trial) -> str:
 
 
 def _show_verdict(trial: Trial, console: Console) -> None:
-    _say(console, told_verdict(trial), style="green" if trial.verdict.agrees else "red")
+    say(console, told_verdict(trial), style="green" if trial.verdict.agrees else "red")
     for number, run in enumerate(trial.runs):
         again = f", replay {number}" if number else ""
         show_warnings(run.summary, console, f"at {trial.rate:.4g}/s{again}: ")
 
 
 def _show_knee(knee: Knee, target: float, console: Console) -> None:
-    sides: dict[str, Goodput] = {"live": knee.live, "simulated": knee.simulated}
+    sides: dict[str, SweepGoodput] = {"live": knee.live, "simulated": knee.simulated}
     for side, found in sides.items():
-        _say(console, f"{side}: {told_goodput(found, target)}")
+        say(console, f"{side}: {told_goodput(found, target)}")
     if not knee.is_settled:
-        _say(console, "the live search is not at its end: more --max-runs", style="yellow")
+        say(console, "the live search is not at its end: more --max-runs", style="yellow")
     if knee.error is not None:
-        _say(console, f"the knee is simulated {knee.error:+.1%} from where it lies live")
+        say(console, f"the knee is simulated {knee.error:+.1%} from where it lies live")
 
 
 def _told_calibration(found: Calibration) -> str:
@@ -136,7 +137,3 @@ def _cells(pair: Pair | None) -> tuple[str, str, str]:
         return "-", "-", "-"
     error = "-" if pair.error is None else f"{pair.error:+.1%}"
     return f"{1000 * pair.live_s:.1f}", f"{1000 * pair.simulated_s:.1f}", error
-
-
-def _say(console: Console, line: str, style: str | None = None) -> None:
-    console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.bench.events import Answer
 from planner.simulator.timeline import Timeline
-from planner.workload.requests import Floats, Requests
+from planner.workload.requests import Bools, Floats, Requests
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class LiveRun:
 
     requests: Requests
     sent_s: Floats
-    is_answered: NDArray[np.bool_]
+    is_answered: Bools
     timeline: Timeline
     failures: tuple[Failure, ...]
     gaps_s: Floats
@@ -118,7 +117,7 @@ def staged_timeline(
 
 
 def _answered_requests(
-    requests: Requests, is_answered: NDArray[np.bool_], answers: Sequence[Answer]
+    requests: Requests, is_answered: Bools, answers: Sequence[Answer]
 ) -> Requests:
     """With the lengths that the service counted."""
     planned = requests.input_tokens[is_answered]

@@ -7,12 +7,6 @@ from enum import StrEnum
 from planner.errors import BenchError
 
 
-class ServerFailed(BenchError):
-    """The service could not be reached, refuses what a bench must send, or answers nothing."""
-
-    exit_code = 1
-
-
 class PromptKind(StrEnum):
     """Token ids have exactly the length that is asked for; text is for services without them."""
 

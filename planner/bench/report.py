@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 
 from planner.bench.live_run import LiveRun
-from planner.intervals import Bools, Interval, share
+from planner.intervals import Interval, share
 from planner.simulator.timeline import Timeline
 from planner.slo import Slo
 from planner.verdict import margins
-from planner.workload.requests import Floats
+from planner.workload.requests import Bools, Floats
 
 # A client that sends this much too late, or this busy, does not keep up.
 _LATE_SHARE_OF_TTFT = 0.05

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.bench.live_run import Failure, LiveRun, staged_timeline
 from planner.errors import WorkloadError
-from planner.workload.requests import Floats, Requests
+from planner.parsing import finite
+from planner.workload.requests import Bools, Floats
 from planner.workload.trace_file import read_columns, read_trace
 
 COLUMNS = (
@@ -59,18 +59,13 @@ def read_run(path: Path) -> LiveRun:
     requests = read_trace(path)
     errors = [fields[0] for _, fields in read_columns(path, ("error",))]
     is_answered = np.array([not error for error in errors], dtype=np.bool_)
-    answered = Requests(
-        requests.arrival_s[is_answered],
-        requests.input_tokens[is_answered],
-        requests.output_tokens[is_answered],
-    )
-    first_s, last_s = (_known(path, _TIMES, is_answered)).T
+    first_s, last_s = _known(path, _TIMES, is_answered).T
     stages_s = _floats(path, _STAGES)[is_answered]
     return LiveRun(
         requests=requests,
-        sent_s=_known(path, ("sent_s",), np.ones(len(requests), np.bool_))[:, 0],
+        sent_s=_known(path, ("sent_s",), np.ones_like(is_answered))[:, 0],
         is_answered=is_answered,
-        timeline=staged_timeline(answered, first_s, last_s, stages_s),
+        timeline=staged_timeline(requests.part(is_answered), first_s, last_s, stages_s),
         failures=tuple(_failure(number, text) for number, text in enumerate(errors) if text),
         gaps_s=np.empty(0),
         num_events=None,
@@ -121,22 +116,29 @@ def _failure(number: int, text: str) -> Failure:
     return Failure(number, kind, message)
 
 
-def _known(path: Path, columns: tuple[str, ...], rows: NDArray[np.bool_]) -> Floats:
+def _known(path: Path, columns: tuple[str, ...], rows: Bools) -> Floats:
     """These rows of the columns, where nothing may be missing, float64[R, C]."""
     values = _floats(path, columns)[rows]
-    if np.isnan(values).any():
-        raise WorkloadError(f"{path}: {columns[0]} is missing for a request without an error")
+    for column, known_s in zip(columns, values.T, strict=True):
+        if np.isnan(known_s).any():
+            raise WorkloadError(f"{path}: {column} is missing for a request without an error")
     return values
 
 
 def _floats(path: Path, columns: tuple[str, ...]) -> Floats:
     """NaN where a field is empty, float64[N, C]."""
     rows = read_columns(path, columns)
-    return np.array([[_number(where, text) for text in fields] for where, fields in rows])
+    return np.array(
+        [
+            [_seconds(where, *field) for field in zip(columns, fields, strict=True)]
+            for where, fields in rows
+        ]
+    )
 
 
-def _number(where: str, text: str) -> float:
-    try:
-        return float(text) if text else float("nan")
-    except ValueError as error:
-        raise WorkloadError(f"{where}: {text!r} is no number of seconds") from error
+def _seconds(where: str, column: str, text: str) -> float:
+    if not text:
+        return float("nan")
+    if (value := finite(text)) is None:
+        raise WorkloadError(f"{where}: {column} is no number of seconds: {text!r}")
+    return value

@@ -12,7 +12,7 @@ from planner.bench.live_run import LiveRun
 from planner.bench.options import ReplayOptions
 from planner.bench.report import Summary, summarise
 from planner.bench.run_file import write_run
-from planner.bench.sweep import RatePoint
+from planner.bench.sweep import SweepPoint
 from planner.errors import BenchError
 from planner.simulator.service import Service
 from planner.simulator.timeline import Timeline
@@ -43,13 +43,13 @@ class Run:
     timeline: Timeline | None = None
 
     @property
-    def point(self) -> RatePoint:
-        return RatePoint(self.measured.rate, self.measured.summary.attainment)
+    def point(self) -> SweepPoint:
+        return SweepPoint(self.measured.rate, self.measured.summary.attainment)
 
     @property
-    def simulated_point(self) -> RatePoint | None:
+    def simulated_point(self) -> SweepPoint | None:
         found = self.measured.comparison
-        return None if found is None else RatePoint(self.measured.rate, found.simulated)
+        return None if found is None else SweepPoint(self.measured.rate, found.simulated)
 
     def beside(self, service: Service, slo: Slo) -> "Run":
         """With the simulation of the same requests."""

@@ -16,14 +16,14 @@ from planner.intervals import Interval
 _LOWEST_RATE = 1e-3
 
 
-class RatePoint(msgspec.Struct, frozen=True):
+class SweepPoint(msgspec.Struct, frozen=True):
     """What was measured at one rate, in requests per second."""
 
     rate: float
     attainment: Interval
 
 
-class Goodput(msgspec.Struct, frozen=True):
+class SweepGoodput(msgspec.Struct, frozen=True):
     """Highest rate that meets the target, with its 95 % interval, in requests per second.
 
     None stands for an end that the rates which were tried do not reach: `rate` and `low` lie below
@@ -38,13 +38,13 @@ class Goodput(msgspec.Struct, frozen=True):
     is_bounded: bool
 
 
-def goodput(points: Sequence[RatePoint], target: float) -> Goodput:
+def sweep_goodput(points: Sequence[SweepPoint], target: float) -> SweepGoodput:
     """Where the curve of at least one point, and the ends of its intervals, cross the target."""
     points = sorted(points, key=lambda point: point.rate)
     rates = [point.rate for point in points]
     high = _crossing(rates, [point.attainment.high for point in points], target)
     rate = _crossing(rates, [point.attainment.value for point in points], target)
-    return Goodput(
+    return SweepGoodput(
         rate=rate,
         low=_crossing(rates, [point.attainment.low for point in points], target),
         high=_high(rates, high),
@@ -59,7 +59,7 @@ def _high(rates: Sequence[float], crossing: float | None) -> float | None:
 
 
 def next_rate(
-    points: Sequence[RatePoint], target: float, *, start: float, precision: float = 0.1
+    points: Sequence[SweepPoint], target: float, *, start: float, precision: float = 0.1
 ) -> float | None:
     """Double or halve until the target lies between two rates, then halve what lies between.
 

@@ -1,13 +1,14 @@
 """The bench's report for people: one run in full, or a line for each rate."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from planner.bench.report import Distribution, Summary
-from planner.bench.sweep import Goodput
+from planner.bench.sweep import SweepGoodput
 from planner.intervals import Interval
+from planner.printing import say
 
 _RATE_COLUMNS = (
     "per s",
@@ -24,15 +25,14 @@ _RATE_COLUMNS = (
 
 def show_run(summary: Summary, console: Console) -> None:
     """Everything about one run."""
-    console.print(
+    say(
+        console,
         f"{summary.num_requests} requests at {summary.rate:.3g} per second, "
         f"{summary.num_answered} answered in {summary.duration_s:.1f} s: "
         f"{summary.answers_per_s:.3g} answers, {summary.input_tokens_per_s:.0f} input and "
         f"{summary.output_tokens_per_s:.0f} output tokens per second",
-        highlight=False,
-        soft_wrap=True,
     )
-    console.print(_latency_table(summary), _attainment_table(summary))
+    console.print(latency_table(_latency_rows(summary)), _attainment_table(summary))
     show_warnings(summary, console)
 
 
@@ -52,13 +52,12 @@ def show_warnings(summary: Summary, console: Console, where: str = "") -> None:
     """Failures by kind, then whatever qualifies the figures."""
     for kind, failed in summary.failures.items():
         line = f"{where}{failed.count} failed: {kind}, such as: {failed.example}"
-        console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
+        say(console, line, style="red")
     for note in summary.notes:
-        line = f"{where}{note}"
-        console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"{where}{note}", style="yellow")
 
 
-def told_goodput(found: Goodput, target: float) -> str:
+def told_goodput(found: SweepGoodput, target: float) -> str:
     """In one sentence."""
     if found.rate is None:
         bound = "" if found.high is None else f" (at most {found.high:.3g}, 95 %)"
@@ -72,26 +71,41 @@ def told_goodput(found: Goodput, target: float) -> str:
     )
 
 
+def latency_table(rows: Mapping[str, Distribution | None]) -> Table:
+    """Mean and percentiles of each; a dash where nothing is known."""
+    table = Table(title="latency, ms")
+    table.add_column("")
+    for column in ("mean", "P50", "P90", "P99"):
+        table.add_column(column, justify="right")
+    for name, distribution in rows.items():
+        table.add_row(name, *milliseconds(distribution))
+    return table
+
+
+def milliseconds(distribution: Distribution | None) -> tuple[str, ...]:
+    """Mean, P50, P90, P99."""
+    if distribution is None:
+        return ("-",) * 4
+    known = (distribution.mean, distribution.p50, distribution.p90, distribution.p99)
+    return tuple(f"{1000 * value:.1f}" for value in known)
+
+
 def _rate_cells(summary: Summary) -> tuple[str, ...]:
     return (
         f"{summary.attainment.value:.1%}",
         _range(summary.attainment),
         f"{summary.ttft_attainment.value:.0%}",
         f"{summary.tpot_attainment.value:.0%}",
-        _cells(summary.latencies.ttft_s)[2],
-        _cells(summary.latencies.tpot_s)[2],
+        milliseconds(summary.latencies.ttft_s)[2],
+        milliseconds(summary.latencies.tpot_s)[2],
         f"{summary.output_tokens_per_s:.0f}",
         str(summary.num_requests - summary.num_answered),
     )
 
 
-def _latency_table(summary: Summary) -> Table:
-    table = Table(title="latency, ms")
-    table.add_column("")
-    for column in ("mean", "P50", "P90", "P99"):
-        table.add_column(column, justify="right")
+def _latency_rows(summary: Summary) -> dict[str, Distribution | None]:
     known = summary.latencies
-    rows = {
+    return {
         "time to first token": known.ttft_s,
         "time per output token": known.tpot_s,
         "between tokens": summary.inter_token_s,
@@ -99,9 +113,6 @@ def _latency_table(summary: Summary) -> Table:
         **{f"stage: {name.replace('_', ' ')}": stage for name, stage in known.stages_s.items()},
         "sent late by": summary.lateness_s,
     }
-    for name, distribution in rows.items():
-        table.add_row(name, *_cells(distribution))
-    return table
 
 
 def _attainment_table(summary: Summary) -> Table:
@@ -118,10 +129,3 @@ def _attainment_table(summary: Summary) -> Table:
 
 def _range(share: Interval) -> str:
     return f"{share.low:.0%} to {share.high:.0%}"
-
-
-def _cells(distribution: Distribution | None) -> tuple[str, ...]:
-    if distribution is None:
-        return ("-",) * 4
-    known = (distribution.mean, distribution.p50, distribution.p90, distribution.p99)
-    return tuple(f"{1000 * value:.1f}" for value in known)

@@ -4,10 +4,9 @@ import re
 
 from planner.bench.calibrate import Calibration, calibrate
 from planner.bench.compare import compare, simulated
-from planner.bench.options import ServerFailed
 from planner.bench.plan import Deployed, Plan, Trace, Validation
 from planner.bench.runs import LiveRuns, Run
-from planner.bench.sweep import RatePoint, next_rate
+from planner.bench.sweep import SweepPoint, next_rate
 from planner.bench.validation import (
     Knee,
     Trial,
@@ -17,7 +16,7 @@ from planner.bench.validation import (
     knee,
     simulated_knee,
 )
-from planner.errors import BenchError
+from planner.errors import BenchError, ServerFailed
 from planner.simulate.overheads import write_overheads
 from planner.simulator.service import Service
 from planner.workload.requests import Requests
@@ -95,7 +94,7 @@ class _Validating:
     async def _knee(self, trace: Trace, trials: list[Trial], service: Service) -> Knee:
         """The test rates are part of the live sweep."""
         plan, target = self._plan, self._plan.slo.attainment
-        points = [RatePoint(trial.rate, trial.comparison.live) for trial in trials]
+        points = [SweepPoint(trial.rate, trial.comparison.live) for trial in trials]
         most = len(points) + plan.max_runs
         start = max(plan.rates)
         while len(points) < most and (rate := next_rate(points, target, start=start)) is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from planner.bench.calibrate import Calibration
 from planner.bench.compare import Comparison
 from planner.bench.runs import Measured
-from planner.bench.sweep import Goodput, RatePoint, goodput, next_rate
+from planner.bench.sweep import SweepGoodput, SweepPoint, next_rate, sweep_goodput
 from planner.intervals import share
 from planner.simulator.run import simulate
 from planner.simulator.service import Service
@@ -26,7 +26,7 @@ _KNEE_PRECISION = 0.01
 _ROUNDING = 1e-9
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Judgement(msgspec.Struct, frozen=True):
     """`misses` says what is too far off, each in a few words; none where all agrees."""
 
     agrees: bool
@@ -41,7 +41,7 @@ class Trial(msgspec.Struct, frozen=True):
     rate: float
     runs: list[Measured]
     comparison: Comparison
-    verdict: Verdict
+    verdict: Judgement
 
 
 class Knee(msgspec.Struct, frozen=True):
@@ -49,8 +49,8 @@ class Knee(msgspec.Struct, frozen=True):
     `is_settled`: the live search ended with rates within 10 % on either side of it."""
 
     workload: str
-    live: Goodput
-    simulated: Goodput
+    live: SweepGoodput
+    simulated: SweepGoodput
     error: float | None
     is_settled: bool
 
@@ -69,7 +69,7 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
-def judge(found: Comparison) -> Verdict:
+def judge(found: Comparison) -> Judgement:
     """Against what is allowed."""
     allowed = max(ALLOWED_POINTS, found.replay_spread or 0.0)
     misses = []
@@ -81,26 +81,28 @@ def judge(found: Comparison) -> Verdict:
             misses.append(f"{name}, which is zero live")
         elif abs(pair.error) > ALLOWED_ERROR + _ROUNDING:
             misses.append(f"{name} {pair.error:+.1%}")
-    return Verdict(not misses, allowed, misses)
+    return Judgement(not misses, allowed, misses)
 
 
 def simulated_knee(
     service: Service, requests: Requests, slo: Slo, *, start: float, max_runs: int
-) -> Goodput:
+) -> SweepGoodput:
     """The search that a live sweep makes, on the same requests, to a finer end."""
-    points: list[RatePoint] = []
+    points: list[SweepPoint] = []
     while len(points) < max_runs:
         rate = next_rate(points, slo.attainment, start=start, precision=_KNEE_PRECISION)
         if rate is None:
             break
         margin = margins(simulate(service, requests.stretched(requests.rate / rate)), slo)
-        points.append(RatePoint(rate, share(margin <= 1, margin)))
-    return goodput(points, slo.attainment)
+        points.append(SweepPoint(rate, share(margin <= 1, margin)))
+    return sweep_goodput(points, slo.attainment)
 
 
-def knee(workload: str, points: Sequence[RatePoint], simulated: Goodput, target: float) -> Knee:
+def knee(
+    workload: str, points: Sequence[SweepPoint], simulated: SweepGoodput, target: float
+) -> Knee:
     """That of the points which were measured, and the simulated one beside it."""
-    live, error = goodput(points, target), None
+    live, error = sweep_goodput(points, target), None
     is_settled = next_rate(points, target, start=points[0].rate) is None
     if live.rate and simulated.rate and live.is_bounded and simulated.is_bounded:
         error = simulated.rate / live.rate - 1

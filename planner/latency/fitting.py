@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from ipc.latency import BATCH_THRESHOLD, DecodeRegimes, DecodeTerms, PrefillTerms
 from planner.errors import ProfileError
 from planner.latency.fitted import Interaction
+from planner.workload.requests import Floats
 
-Floats = NDArray[np.float64]
 MIN_PER_REGIME = 4
 """Points that a decode regime of its own needs: one more than it has coefficients."""
 

@@ -5,15 +5,14 @@ multiplied by hand-set factors: `raw` divides those out again.
 """
 
 from functools import cache
-from importlib.resources import files
 
 import msgspec
-import orjson
 
 from ipc.latency import DecodeRegimes, DecodeTerms, PrefillTerms
 from ipc.vocabulary import Parallelism
 from planner.devices import device_sheet
 from planner.errors import ProfileError
+from planner.json_files import shipped_json
 from planner.latency.fitted import Fit, FittedLatency, StageOverheads
 from planner.latency.pull import pull_over
 from planner.model_catalog import model_shape
@@ -47,8 +46,7 @@ class _Published(msgspec.Struct, frozen=True):
 @cache
 def published_engines() -> dict[str, Engine]:
     """What is shipped, by engine: `distserve` and `vllm`."""
-    text = files("planner").joinpath("data/opt_a100_coefficients.json").read_bytes()
-    return msgspec.convert(orjson.loads(text), _Published, strict=False).engines
+    return shipped_json("planner", "opt_a100_coefficients.json", _Published).engines
 
 
 def published_fit(engine: str, model: str, tp: int, *, raw: bool = False) -> Fit:

@@ -8,16 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import numpy as np
-import orjson
 from rich.console import Console
 
 from planner import plots
 from planner.bench.live_run import LiveRun
 from planner.bench.run_file import write_run
 from planner.errors import PlannerError
-from planner.intervals import Interval, share
+from planner.printing import print_json
 from planner.simulate.arguments import read_plan
 from planner.simulate.options import Plan
 from planner.simulate.predict import Predicted, Watch, predict
@@ -26,8 +24,6 @@ from planner.simulate.tables import show
 from planner.simulator.timeline import Timeline
 from planner.slo import Slo
 from planner.verdict import margins
-
-_SCALES = np.round(np.linspace(0.25, 3.0, 12), 2)
 
 
 def main(argv: list[str]) -> int:
@@ -52,8 +48,7 @@ def _report(plan: Plan, found: Predicted) -> None:
     if plan.plot is not None:
         _plot(plan.plot, found, plan.slo)
     if plan.is_json:
-        text = orjson.dumps(msgspec.to_builtins(found.prediction), option=orjson.OPT_INDENT_2)
-        sys.stdout.write(text.decode() + "\n")
+        print_json(found.prediction)
         return
     show(found.prediction, Console())
 
@@ -82,30 +77,18 @@ def _plot(path: Path, found: Predicted, slo: Slo) -> None:
     elif len(by_rate := _by_rate(prediction)) > 1 or found.timeline is None:
         plots.attainment_against_rate(path, [_curve(by_rate)], target=slo.attainment)
     else:
-        scaled = _over_scales(found.timeline, slo)
+        scaled = plots.over_scales(margins(found.timeline, slo))
         plots.attainment_against_scale(path, [_curve(scaled)], target=slo.attainment)
 
 
-def _by_rate(prediction: Prediction) -> list[tuple[float, Interval]]:
+def _by_rate(prediction: Prediction) -> list[plots.Point]:
     if prediction.goodput is not None:
         return [(point.rate, point.attainment) for point in prediction.goodput.points]
     return [(run.rate, run.attainment) for run in prediction.runs]
 
 
-def _over_scales(timeline: Timeline, slo: Slo) -> list[tuple[float, Interval]]:
-    signal = margins(timeline, slo)
-    return [(scale, share(signal <= scale, signal)) for scale in _SCALES.tolist()]
-
-
-def _curve(points: list[tuple[float, Interval]]) -> plots.Curve:
-    return plots.Curve(
-        label="simulated",
-        at=[at for at, _ in points],
-        shares=[found.value for _, found in points],
-        low=[found.low for _, found in points],
-        high=[found.high for _, found in points],
-        is_model=True,
-    )
+def _curve(points: list[plots.Point]) -> plots.Curve:
+    return plots.Curve.through("simulated", points, is_model=True)
 
 
 @contextmanager

@@ -35,16 +35,20 @@ def fitting_load(load: Load, built: Built) -> FittingLoad:
     reason = min(limits, key=lambda name: limits[name])
     limit = limits[reason]
     workload = load.limited(limit).parsed()
+    return FittingLoad(workload, limit, _note(load, workload.name, limit, reason))
+
+
+def _note(load: Load, name: str, limit: int, reason: str) -> str | None:
+    """How many requests the limit touched; None where it touched none."""
     total_tokens = _total_tokens(load.limited(None).parsed().lengths, load.seed)
     num_over = int((total_tokens > limit).sum())
-    note = None
-    if num_over:
-        fate = "left out" if load.rules.overlong is Overlong.DROP else "cut"
-        note = (
-            f"{num_over} of {len(total_tokens)} requests of {workload.name} are longer than "
-            f"{limit} tokens ({reason}) and were {fate}"
-        )
-    return FittingLoad(workload, limit, note)
+    if not num_over:
+        return None
+    fate = "left out" if load.rules.overlong is Overlong.DROP else "cut"
+    return (
+        f"{num_over} of {len(total_tokens)} requests of {name} are longer than "
+        f"{limit} tokens ({reason}) and were {fate}"
+    )
 
 
 def _total_tokens(lengths: Lengths, seed: int) -> Ints:

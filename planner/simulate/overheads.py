@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-import msgspec
 import orjson
 
 from planner.arguments import seconds
 from planner.bench.calibrate import Calibration
 from planner.errors import PlannerError
+from planner.json_files import read_json
 from planner.simulator.service import Overheads
 
 NAMES = tuple(field.name.removesuffix("_s") for field in fields(Overheads))
@@ -22,11 +22,9 @@ NAMES = tuple(field.name.removesuffix("_s") for field in fields(Overheads))
 def read_overheads(path: Path) -> tuple[Overheads, Calibration]:
     """Seconds and factors; PlannerError names the file and the field."""
     try:
-        body = msgspec.convert(orjson.loads(path.read_bytes()), dict[str, float])
-    except OSError as error:
-        raise PlannerError(f"--overheads: cannot read {path}: {error.strerror}") from error
-    except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
-        raise PlannerError(f"--overheads: {path}: {error}") from error
+        body = read_json(path, dict[str, float])
+    except PlannerError as error:
+        raise PlannerError(f"--overheads: {error}") from error
     costs = {f"{name}_s" for name in NAMES}
     factors = {"prefill_scale", "decode_scale"}
     for name, value in body.items():

@@ -1,7 +1,6 @@
 """What a prediction says: one run, a curve, a sweep or a goodput, and what it was made from."""
 
 from collections import Counter
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -104,7 +103,7 @@ def run_report(
         ttft_attainment=share(ttft_s <= slo.ttft_s, ttft_s),
         tpot_attainment=share(tpot_s <= slo.tpot_s, tpot_s),
         minimal_scale=percentile(margin, slo.attainment),
-        latencies=latencies(_part(timeline, counted)),
+        latencies=latencies(timeline.part(counted)),
         use=use_of(timeline, built),
     )
 
@@ -141,25 +140,6 @@ def _sources(model: InstanceModel, sample: Requests) -> list[str]:
             for batch in PROBED_BATCHES:
                 found[model.latency.decode(batch, batch * context).source] += 1
     return [str(source) for source, _ in found.most_common()]
-
-
-def _part(timeline: Timeline, counted: slice) -> Timeline:
-    """The requests that count, as a timeline of their own."""
-    every = timeline.requests
-    requests = Requests(
-        every.arrival_s[counted], every.input_tokens[counted], every.output_tokens[counted]
-    )
-    return replace(
-        timeline,
-        requests=requests,
-        first_token_s=timeline.first_token_s[counted],
-        last_token_s=timeline.last_token_s[counted],
-        prefill_start_s=timeline.prefill_start_s[counted],
-        prefill_end_s=timeline.prefill_end_s[counted],
-        pull_start_s=timeline.pull_start_s[counted],
-        pull_end_s=timeline.pull_end_s[counted],
-        decode_start_s=timeline.decode_start_s[counted],
-    )
 
 
 def _verdict(attainment: Interval, slo: Slo) -> Verdict:

@@ -7,8 +7,10 @@ from rich.console import Console
 from rich.table import Table
 
 from planner.bench.report import Distribution
+from planner.bench.tables import latency_table, milliseconds
 from planner.goodput import Goodput, ScaleSweep
 from planner.intervals import Interval
+from planner.printing import say
 from planner.simulate.outlook import Outlook
 from planner.simulate.report import Instances, Prediction, Run
 from planner.verdict import RatePoint, Verdict
@@ -16,12 +18,12 @@ from planner.verdict import RatePoint, Verdict
 
 def show(prediction: Prediction, console: Console) -> None:
     """The whole report."""
-    _say(console, _headline(prediction))
+    say(console, _headline(prediction))
     for instances in prediction.instances:
-        _say(console, _told_instances(instances))
-    _say(console, _told_bounds(prediction.bounds))
+        say(console, _told_instances(instances))
+    say(console, _told_bounds(prediction.bounds))
     for note in prediction.notes:
-        _say(console, note, style="yellow")
+        say(console, note, style="yellow")
     if len(prediction.runs) == 1:
         _show_run(prediction, prediction.runs[0], console)
     elif prediction.runs:
@@ -30,8 +32,8 @@ def show(prediction: Prediction, console: Console) -> None:
         _show_scales(prediction.scales, prediction.target, console)
     if prediction.goodput is not None:
         console.print(_curve_table([_point_cells(point) for point in prediction.goodput.points]))
-        _say(console, told_goodput(prediction.goodput))
-    _say(console, f"simulated in {prediction.took_s:.1f} s", style="dim")
+        say(console, told_goodput(prediction.goodput))
+    say(console, f"simulated in {prediction.took_s:.1f} s", style="dim")
 
 
 def told_goodput(found: Goodput) -> str:
@@ -80,13 +82,13 @@ def _told_bounds(bounds: Outlook) -> str:
 
 def _show_run(prediction: Prediction, run: Run, console: Console) -> None:
     counted = "" if run.num_counted == run.num_requests else f", {run.num_counted} of them counted"
-    _say(console, f"{run.num_requests} requests at {run.rate:.4g} per second{counted}")
-    console.print(_latency_table(run), _attainment_table(prediction, run))
-    _say(console, _told_verdict(run, prediction.target))
+    say(console, f"{run.num_requests} requests at {run.rate:.4g} per second{counted}")
+    console.print(latency_table(_latency_rows(run)), _attainment_table(prediction, run))
+    say(console, _told_verdict(run, prediction.target))
     if run.use is not None:
         busy = run.use.prefill_busy
         told = "" if busy is None else f"prefill busy {busy:.0%}; "
-        _say(
+        say(
             console,
             f"{told}{run.use.sequences:.1f} sequences decode at once in an instance, "
             f"{run.use.kv_share:.0%} of its KV in use; {run.num_preemptions} preemptions",
@@ -107,21 +109,14 @@ def _told_verdict(run: Run, target: float) -> str:
     return f"{word} of {target:.0%}; smallest scale {run.minimal_scale.value:.3g}"
 
 
-def _latency_table(run: Run) -> Table:
-    table = Table(title="latency, ms")
-    table.add_column("")
-    for column in ("mean", "P50", "P90", "P99"):
-        table.add_column(column, justify="right")
+def _latency_rows(run: Run) -> dict[str, Distribution | None]:
     known = run.latencies
-    rows = {
+    return {
         "time to first token": known.ttft_s,
         "time per output token": known.tpot_s,
         "end to end": known.end_to_end_s,
         **{f"stage: {name.replace('_', ' ')}": stage for name, stage in known.stages_s.items()},
     }
-    for name, distribution in rows.items():
-        table.add_row(name, *_milliseconds(distribution))
-    return table
 
 
 def _attainment_table(prediction: Prediction, run: Run) -> Table:
@@ -163,8 +158,8 @@ def _run_cells(run: Run) -> tuple[str, ...]:
     return (
         f"{run.rate:.4g}",
         *_shares(run.attainment, run.ttft_attainment.value, run.tpot_attainment.value),
-        _milliseconds(known.ttft_s)[2],
-        _milliseconds(known.tpot_s)[2],
+        milliseconds(known.ttft_s)[2],
+        milliseconds(known.tpot_s)[2],
         _in_a_word(run.verdict, run.is_stable),
     )
 
@@ -201,23 +196,12 @@ def _show_scales(sweep: ScaleSweep, target: float, console: Console) -> None:
         )
     console.print(table)
     if not sweep.is_stable:
-        _say(console, "unstable: queues grow without end, so that no scale is met for long")
+        say(console, "unstable: queues grow without end, so that no scale is met for long")
         return
     least = sweep.minimal_scale
-    _say(console, f"smallest scale for {target:.0%}: {least.value:.3g} (95 %: {_range(least)})")
-
-
-def _milliseconds(distribution: Distribution | None) -> tuple[str, ...]:
-    if distribution is None:
-        return ("-",) * 4
-    known = (distribution.mean, distribution.p50, distribution.p90, distribution.p99)
-    return tuple(f"{1000 * value:.1f}" for value in known)
+    say(console, f"smallest scale for {target:.0%}: {least.value:.3g} (95 %: {_range(least)})")
 
 
 def _range(interval: Interval) -> str:
     high = "no end" if math.isinf(interval.high) else f"{interval.high:.3g}"
     return f"{interval.low:.3g} to {high}"
-
-
-def _say(console: Console, text: str, style: str | None = None) -> None:
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.slo import Slo
-from planner.workload.requests import Floats, Requests
+from planner.workload.requests import Bools, Floats, Requests
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +42,7 @@ class Timeline:
         steps = np.maximum(self.requests.output_tokens - 1, 1)
         return (self.last_token_s - self.first_token_s) / steps
 
-    def meets(self, slo: Slo) -> NDArray[np.bool_]:
+    def meets(self, slo: Slo) -> Bools:
         """Which requests meet both targets, bool[N]."""
         return (self.ttft_s <= slo.ttft_s) & (self.tpot_s <= slo.tpot_s)
 
@@ -58,3 +57,17 @@ class Timeline:
             + (self.decode_start_s - self.pull_end_s),
             "decode": self.last_token_s - self.decode_start_s,
         }
+
+    def part(self, rows: slice | Bools) -> "Timeline":
+        """Of some of the requests."""
+        return Timeline(
+            requests=self.requests.part(rows),
+            first_token_s=self.first_token_s[rows],
+            last_token_s=self.last_token_s[rows],
+            prefill_start_s=self.prefill_start_s[rows],
+            prefill_end_s=self.prefill_end_s[rows],
+            pull_start_s=self.pull_start_s[rows],
+            pull_end_s=self.pull_end_s[rows],
+            decode_start_s=self.decode_start_s[rows],
+            num_preemptions=self.num_preemptions,
+        )

@@ -4,7 +4,6 @@ A workload is a data set (`sharegpt`), a distribution (`synthetic:512,64`) or a 
 are `poisson`, `gamma:CV`, `fixed`, or what a trace gives: `replay`, `resample`, `fitted`.
 """
 
-import math
 import os
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from planner.errors import WorkloadError
+from planner.parsing import finite
 from planner.workload.arrival_fit import fit_arrivals
 from planner.workload.arrivals import Arrivals, Evenly, Modulated, Renewal, Replay, Resampled
 from planner.workload.lengths import LengthRules, SyntheticLengths, TableLengths
@@ -85,11 +85,8 @@ def parse_arrivals(text: str) -> ArrivalChoice:
         if colon:
             raise WorkloadError(f"arrivals {text!r}: {name} takes no parameter")
         return ArrivalChoice(kind)
-    try:
-        cv = float(parameter)
-    except ValueError:
-        cv = math.nan
-    if not 0.01 <= cv <= 100:
+    cv = finite(parameter)
+    if cv is None or not 0.01 <= cv <= 100:
         raise WorkloadError(
             f"arrivals {text!r}: gamma needs a CV between 0.01 and 100, as in gamma:2.0"
         )

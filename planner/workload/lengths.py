@@ -10,10 +10,9 @@ from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.errors import WorkloadError
-from planner.workload.requests import Floats, Ints
+from planner.workload.requests import Bools, Floats, Ints
 from planner.workload.rows import RowPicks
 from planner.workload.streams import Stream, generator
 from planner.workload.trace_file import MAX_TOKENS
@@ -57,9 +56,7 @@ class LengthRules:
                 f"not {self.max_total_tokens}"
             )
 
-    def apply(
-        self, input_tokens: Ints, output_tokens: Ints
-    ) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    def apply(self, input_tokens: Ints, output_tokens: Ints) -> tuple[Ints, Ints, Bools]:
         """Adjusted lengths of all requests, and which of them stay."""
         inputs, outputs = (self._scaled(tokens) for tokens in (input_tokens, output_tokens))
         if self.max_total_tokens is None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,8 @@ class Requests:
         return type(self)(self.arrival_s * factor, self.input_tokens, self.output_tokens)
 
     def first(self, count: int) -> Self:
-        return type(self)(
-            self.arrival_s[:count], self.input_tokens[:count], self.output_tokens[:count]
-        )
+        return self.part(slice(count))
+
+    def part(self, rows: slice | Bools) -> Self:
+        """Some of them, in their order."""
+        return type(self)(self.arrival_s[rows], self.input_tokens[rows], self.output_tokens[rows])

@@ -5,10 +5,10 @@ median and standard deviation of the logarithm). `long-context` is log-normal pr
 long median; its defaults are a choice that fits common 128k windows, not a measurement.
 """
 
-import math
 import re
 
 from planner.errors import WorkloadError
+from planner.parsing import finite
 from planner.workload.lengths import Fixed, LogNormal, Marginal, Uniform
 
 MOST_TOKENS = 10_000_000
@@ -60,11 +60,8 @@ def _tokens(text: str, where: str) -> int:
 
 
 def _log_sd(text: str) -> float:
-    try:
-        log_sd = float(text)
-    except ValueError:
-        log_sd = math.nan
-    if not 0 <= log_sd <= MAX_LOG_SD:
+    log_sd = finite(text)
+    if log_sd is None or not 0 <= log_sd <= MAX_LOG_SD:
         raise WorkloadError(
             f"the spread of log-normal lengths must lie between 0 and {MAX_LOG_SD:g}, not {text!r}"
         )

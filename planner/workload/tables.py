@@ -5,11 +5,11 @@ all of its rows, its source and licence, and, for a trace, the fitted arrivals. 
 joint, so the correlation of input and output is the data set's.
 """
 
-from importlib.resources import files
-
 import msgspec
+import orjson
 
 from planner.errors import WorkloadError
+from planner.json_files import shipped_json
 from planner.workload.arrival_fit import ArrivalFit
 
 
@@ -34,8 +34,7 @@ class LengthTable(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_table(name: str) -> LengthTable:
     """The table of that name, as shipped."""
-    file = files("planner.workload").joinpath("data", f"{name}.json")
     try:
-        return msgspec.json.decode(file.read_bytes(), type=LengthTable)
-    except (OSError, msgspec.DecodeError) as error:
+        return shipped_json("planner.workload", f"{name}.json", LengthTable)
+    except (OSError, orjson.JSONDecodeError, msgspec.ValidationError) as error:
         raise WorkloadError(f"the length table {name} of this installation is broken") from error

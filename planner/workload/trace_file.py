@@ -5,7 +5,6 @@ whole tokens, at least one. A file that is anything else ends in one sentence th
 """
 
 import csv
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TextIO
 import numpy as np
 
 from planner.errors import WorkloadError
+from planner.parsing import finite
 from planner.workload.requests import Requests
 
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
@@ -128,10 +128,7 @@ def _time(where: str, text: str, before_s: float) -> float:
 def _number(where: str, column: str, text: str) -> float:
     if not text.strip():
         raise WorkloadError(f"{where}: {column} is empty")
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
+    value = finite(text)
+    if value is None:
         raise WorkloadError(f"{where}: {column} is not a number: {text.strip()[:40]!r}")
     return value

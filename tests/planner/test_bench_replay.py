@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from planner.bench.live_run import LiveRun
-from planner.bench.options import PromptKind, ReplayOptions, ServerFailed
+from planner.bench.options import PromptKind, ReplayOptions
 from planner.bench.replay import replay
-from planner.errors import BenchError
+from planner.errors import BenchError, ServerFailed
 from planner.workload.requests import Requests
 from tests.planner.openai_service import (
     DONE,

@@ -65,8 +65,9 @@ def test_what_is_not_known_is_empty(run: LiveRun, tmp_path: Path) -> None:
     ("change", "message"),
     [
         (("first_token_s", "else"), "lacks the column first_token_s"),
-        (("0.700000", "soon"), "line 2: 'soon' is no number of seconds"),
+        (("0.700000", "soon"), "line 2: last_token_s is no number of seconds: 'soon'"),
         (("0.400000,0.700000", ",0.700000"), "first_token_s is missing for a request without"),
+        (("0.400000,0.700000", "0.400000,"), "last_token_s is missing for a request without"),
         (("0.000000,10", "0.000000,0"), "line 2: input_tokens"),
     ],
 )

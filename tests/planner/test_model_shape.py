@@ -111,6 +111,13 @@ def test_a_broken_configuration_names_the_file_and_the_field(tmp_path: Path) -> 
         model_shape(path)
 
 
+def test_a_configuration_without_heads_is_refused_by_field(tmp_path: Path) -> None:
+    """A bug: sizes of zero ended in a division by zero."""
+    fields = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 0, "vocab_size": 9}
+    with pytest.raises(PlannerError, match=r">= 1 - at `\$\.num_attention_heads`"):
+        model_shape(written(tmp_path, model_type="llama", **fields))
+
+
 def test_a_configuration_without_an_mlp_is_refused_by_field(tmp_path: Path) -> None:
     fields = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 9}
     with pytest.raises(PlannerError, match="intermediate_size"):

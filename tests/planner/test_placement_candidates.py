@@ -3,7 +3,8 @@
 import pytest
 
 from ipc.vocabulary import Parallelism
-from planner.cluster import Cluster, ClusterError
+from planner.cluster import Cluster
+from planner.errors import ClusterError
 from planner.model_catalog import model_shape
 from planner.placement.candidates import (
     colocated,

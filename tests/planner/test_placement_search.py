@@ -8,8 +8,7 @@ import orjson
 import pytest
 
 from ipc.vocabulary import Parallelism, Role
-from planner.cluster import ClusterError
-from planner.errors import TargetError
+from planner.errors import ClusterError, TargetError
 from planner.model_catalog import model_shape
 from planner.placement.candidates import low_pairs, max_copies, pair
 from planner.placement.choices import Affinity, Objective, PlacementError, System
