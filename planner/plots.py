@@ -21,10 +21,10 @@ from planner.errors import PlannerError
 from planner.intervals import Interval, share
 from planner.workload.requests import Floats, Ints
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_GREY = "#666666"
-_STYLE: dict[Any, Any] = {
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+GREY = "#666666"
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "distserve",
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -126,7 +126,7 @@ def stage_bars(path: Path, runs: Mapping[str, Mapping[str, float]]) -> None:
     stages = list(dict.fromkeys(itertools.chain.from_iterable(runs.values())))
     with _drawn(path) as axes:
         left = np.zeros(len(runs))
-        for stage, colour in zip(stages, itertools.cycle(_COLOURS), strict=False):
+        for stage, colour in zip(stages, itertools.cycle(COLOURS), strict=False):
             widths = np.array([stages_s.get(stage, 0.0) for stages_s in runs.values()])
             label = stage.replace("_", " ")
             axes.barh(list(runs), widths, left=left, height=0.6, color=colour, label=label)
@@ -142,15 +142,13 @@ def latencies_against_rate(
 ) -> None:
     """Percentiles of one latency over the rate, each with its interval; `quantity` names it."""
     with _drawn(path) as axes:
-        for band, colour, marker in zip(
-            bands, itertools.cycle(_COLOURS), itertools.cycle(_MARKERS)
-        ):
+        for band, colour, marker in zip(bands, itertools.cycle(COLOURS), itertools.cycle(MARKERS)):
             axes.plot(
                 band.at, band.values, band.line, color=colour, marker=marker, label=band.label
             )
             axes.fill_between(band.at, band.low, band.high, color=colour, alpha=0.15, linewidth=0)
         if target_s is not None:
-            axes.axhline(target_s, color=_GREY, linestyle=":", label="target")
+            axes.axhline(target_s, color=GREY, linestyle=":", label="target")
         axes.set_xlabel("Rate (requests per second)")
         axes.set_ylabel(f"{quantity} (s)")
         axes.set_xlim(left=0)
@@ -166,13 +164,13 @@ def goodput_against_devices(path: Path, spots: Sequence[Spot]) -> None:
     groups = dict.fromkeys(spot.group for spot in spots)
     with _drawn(path) as axes:
         for group, colour, marker in zip(
-            groups, itertools.cycle(_COLOURS), itertools.cycle(_MARKERS)
+            groups, itertools.cycle(COLOURS), itertools.cycle(MARKERS)
         ):
             some = [spot for spot in spots if spot.group == group]
             _draw_spots(axes, some, marker, colour)
         front = _front(spots)
         at, best = [spot.num_devices for spot in front], [spot.per_device for spot in front]
-        axes.step(at, best, ":", where="post", color=_GREY, label="best up to so many")
+        axes.step(at, best, ":", where="post", color=GREY, label="best up to so many")
         axes.set_xlabel("Devices")
         axes.set_ylabel("Goodput (requests per second and device)")
         axes.set_xlim(left=0)
@@ -181,22 +179,16 @@ def goodput_against_devices(path: Path, spots: Sequence[Spot]) -> None:
         axes.legend(loc="lower right")
 
 
-def latency_cdf(
-    path: Path, samples_s: Mapping[str, Floats], *, quantity: str, target_s: float | None = None
-) -> None:
-    """Which share of the samples is at most so long; `quantity` names them, as in "TTFT"."""
-    with _drawn(path) as axes:
-        for (label, values_s), colour in zip(samples_s.items(), itertools.cycle(_COLOURS)):
-            ordered = np.sort(values_s[~np.isnan(values_s)])
-            shares = np.arange(1, len(ordered) + 1) / max(1, len(ordered))
-            axes.step(ordered, 100 * shares, where="post", color=colour, label=label)
-        if target_s is not None:
-            axes.axvline(target_s, color=_GREY, linestyle=":", label="target")
-        axes.set_xlabel(f"{quantity} (s)")
-        axes.set_ylabel("Share of requests (%)")
-        axes.set_xlim(left=0)
-        axes.set_ylim(0, 101)
-        axes.legend(loc="lower right")
+def save(path: Path, figure: Figure) -> None:
+    """As SVG, without a date.
+
+    Raises:
+        PlannerError: it cannot be written.
+    """
+    try:
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+    except OSError as error:
+        raise PlannerError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _draw_spots(axes: Axes, spots: Sequence[Spot], marker: str, colour: str) -> None:
@@ -213,7 +205,7 @@ def _draw_spots(axes: Axes, spots: Sequence[Spot], marker: str, colour: str) -> 
 
 
 def _draw_curves(axes: Axes, curves: Sequence[Curve], target: float | None) -> None:
-    for curve, colour, marker in zip(curves, itertools.cycle(_COLOURS), itertools.cycle(_MARKERS)):
+    for curve, colour, marker in zip(curves, itertools.cycle(COLOURS), itertools.cycle(MARKERS)):
         order = np.argsort(curve.at)
         at = np.asarray(curve.at)[order]
         line = "--" if curve.is_model else "-"
@@ -224,7 +216,7 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve], target: float | None) -> N
             low, high = _percent(curve.low, order), _percent(curve.high, order)
             axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
     if target is not None:
-        axes.axhline(100 * target, color=_GREY, linestyle=":", label=f"target {target:.0%}")
+        axes.axhline(100 * target, color=GREY, linestyle=":", label=f"target {target:.0%}")
     axes.set_ylabel("SLO attainment (%)")
     axes.set_ylim(0, 102)
     axes.legend(loc="lower left")
@@ -249,10 +241,7 @@ def _drawn(path: Path) -> Iterator[Axes]:
     """Axes to draw on; the file is written when they are left."""
     if path.suffix.lower() != ".svg":
         raise PlannerError(f"figures are written as SVG: {path} must end with .svg")
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
         yield figure.add_subplot()
-        try:
-            figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
-        except OSError as error:
-            raise PlannerError(f"{path} cannot be written: {error.strerror}") from error
+        save(path, figure)

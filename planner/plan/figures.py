@@ -13,7 +13,6 @@ from planner import plots
 from planner.errors import PlannerError
 from planner.goodput import curve, slo_sweep
 from planner.intervals import Interval
-from planner.placement.candidates import crosses_nodes
 from planner.placement.choices import Candidate, Evaluated, Problem
 from planner.placement.known_shapes import KnownShapes
 from planner.placement.options import Options
@@ -102,7 +101,7 @@ class Studio:
             # Without end a queue has no long-run attainment but zero.
             if not sweep.is_stable:
                 found = [(scale, Interval(0.0, 0.0, 0.0)) for scale, _ in found]
-            curves.append(_curve(system.label, found))
+            curves.append(plots.Curve.through(system.label, found, is_model=True))
         plots.attainment_against_scale(path, curves, target=self._problem.slo.attainment)
 
     def stages(self, path: Path, pictured: Pictured) -> None:
@@ -127,10 +126,8 @@ class Studio:
 
     def _experiment(self, candidate: Candidate) -> Experiment:
         problem = self._problem
-        far = crosses_nodes(candidate, problem.cluster)
-        service = self._shapes.service(candidate.groups, across_nodes=far)
         return Experiment(
-            run=partial(simulate, service, seed=problem.seed),
+            run=partial(simulate, self._shapes.unit(candidate), seed=problem.seed),
             draw=self._drawn,
             slo=problem.slo,
             seed=problem.seed,
@@ -177,24 +174,10 @@ def _spot(found: Evaluated, name: str = "") -> plots.Spot:
 def _attainments(system: Line, points: Sequence[RatePoint]) -> plots.Curve:
     devices = system.found.candidate.num_devices
     nothing = Interval(0.0, 0.0, 0.0)
-    return _curve(
-        system.label,
-        [
-            (point.rate / devices, point.attainment if point.is_stable else nothing)
-            for point in points
-        ],
-    )
-
-
-def _curve(label: str, found: Sequence[tuple[float, Interval]]) -> plots.Curve:
-    return plots.Curve(
-        label=label,
-        at=[at for at, _ in found],
-        shares=[share.value for _, share in found],
-        low=[share.low for _, share in found],
-        high=[share.high for _, share in found],
-        is_model=True,
-    )
+    found = [
+        (point.rate / devices, point.attainment if point.is_stable else nothing) for point in points
+    ]
+    return plots.Curve.through(system.label, found, is_model=True)
 
 
 def _folder(path: Path) -> Path:

@@ -1,7 +1,7 @@
 """Drawings as SVG, panels side by side: measured lines solid, simulated dashed, formulas dotted.
 
-Deterministic: the same page makes the same bytes. Colours are Okabe and Ito's, which stay apart
-for every kind of colour vision; each label keeps its colour and marker, whatever the origin.
+The same page makes the same bytes, in the planner's own look (`plots`). Each label keeps its colour
+and marker, whatever the origin.
 """
 
 import itertools
@@ -13,24 +13,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from planner.errors import PlannerError
+from planner.plots import COLOURS, GREY, MARKERS, STYLE, save
 from planner.report.contents import Drawing, Line, Origin, Panel, Stack
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "distserve",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e5e5e5",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 7,
-}
+_STYLE = STYLE | {"font.size": 9, "legend.fontsize": 7}
 _PANEL_INCHES = (5.2, 3.8)
 _MOST_MARKERS = 30
 
@@ -46,19 +32,16 @@ def draw(directory: Path, drawing: Drawing) -> None:
             figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
         ):
             _draw_stack(axes, panel) if isinstance(panel, Stack) else _draw_lines(axes, panel)
-        try:
-            figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
-        except OSError as error:
-            raise PlannerError(f"{path} cannot be written: {error.strerror}") from error
+        save(path, figure)
 
 
 def _draw_lines(axes: Axes, panel: Panel) -> None:
     labels = list(dict.fromkeys(line.label for line in panel.lines))
-    looks = dict(zip(labels, itertools.cycle(zip(_COLOURS, _MARKERS, strict=True)), strict=False))
+    looks = dict(zip(labels, itertools.cycle(zip(COLOURS, MARKERS, strict=True)), strict=False))
     for line in panel.lines:
         _draw_line(axes, line, *looks[line.label])
     if panel.target is not None:
-        axes.axhline(panel.target, color="#666666", linestyle=":")
+        axes.axhline(panel.target, color=GREY, linestyle=":")
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.set_ylim(0, panel.top)
     if panel.falls:
@@ -84,7 +67,7 @@ def _draw_line(axes: Axes, line: Line, colour: str, marker: str) -> None:
 
 def _draw_stack(axes: Axes, stack: Stack) -> None:
     left = np.zeros(len(stack.bars))
-    for (label, sizes), colour in zip(stack.parts.items(), itertools.cycle(_COLOURS)):
+    for (label, sizes), colour in zip(stack.parts.items(), itertools.cycle(COLOURS)):
         axes.barh(stack.bars, sizes, left=left, height=0.6, color=colour, label=label)
         left += np.asarray(sizes)
     axes.set(title=stack.title, xlabel=stack.x_label)

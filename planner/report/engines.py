@@ -5,7 +5,6 @@ stands here as chunked prefill with DistServe's raw kernels and its own default 
 that loses no time between steps. OPT-175B has none for any engine: a roofline stands for it.
 """
 
-from ipc.vocabulary import Parallelism
 from planner.deployment import Group, Settings, service
 from planner.latency.choose import Knowledge
 from planner.latency.published import DEVICE
@@ -14,10 +13,11 @@ from planner.paper_curves import (
     MAX_BATCH,
     VLLM_PREFILL_TOKENS,
     PublishedCurve,
+    paper_load,
     paper_service,
 )
 from planner.report.contents import Origin
-from planner.report.runs import Setting, paper_load
+from planner.report.runs import Setting
 from planner.simulator.service import Service
 
 NAMES = {"distserve": "DistServe", "vllm": "vLLM", "deepspeed": "DeepSpeed-MII"}
@@ -44,7 +44,7 @@ def engine_setting(curve: PublishedCurve) -> Setting:
 
 def raw_kernels(curve: PublishedCurve) -> Setting:
     """vLLM's deployment by its raw fits: an engine whose own work between steps takes no time."""
-    groups, known = _groups(curve), Knowledge(curve.model, profile="vllm-raw")
+    groups, known = curve.groups, Knowledge(curve.model, profile="vllm-raw")
     settings = Settings(prefill_tokens=VLLM_PREFILL_TOKENS, max_batch=MAX_BATCH)
     found = engine_setting(curve)
     return Setting(
@@ -66,19 +66,15 @@ def _service(curve: PublishedCurve) -> Service:
     if curve.model == ROOFLINE_MODEL:
         tokens = VLLM_PREFILL_TOKENS if curve.engine == "vllm" else None
         settings = Settings(prefill_tokens=tokens, max_batch=MAX_BATCH)
-        return service(Knowledge(curve.model, device=DEVICE), _groups(curve), settings)
+        return service(Knowledge(curve.model, device=DEVICE), curve.groups, settings)
     if curve.engine != "deepspeed":
         return paper_service(curve)
     groups = tuple(
         Group(group.role, 1, group.parallelism, chunk_tokens=MII_CHUNK_TOKENS)
-        for group in _groups(curve)
+        for group in curve.groups
     )
     known = Knowledge(curve.model, profile="distserve-raw")
     return service(known, groups, Settings(max_batch=MII_MAX_BATCH))
-
-
-def _groups(curve: PublishedCurve) -> tuple[Group, ...]:
-    return tuple(Group(i.role, 1, Parallelism(i.tp, i.pp)) for i in curve.instances)
 
 
 def num_requests_told(curve: PublishedCurve) -> str:

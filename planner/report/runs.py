@@ -9,21 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.intervals import student_t
-from planner.paper_curves import MAX_TOTAL_TOKENS, crossing
+from planner.paper_curves import crossing, one_more_run
 from planner.report.contents import Line, Origin
 from planner.report.terms import Terms
 from planner.simulator.run import simulate
 from planner.simulator.service import Service
 from planner.simulator.timeline import Timeline
 from planner.slo import Slo
-from planner.workload.catalogue import parse_workload
-from planner.workload.lengths import LengthRules
 from planner.workload.workload import Workload
 
 GROWTH = 1.15  # from rate to rate and from scale to scale, beyond the measured ones
 MAX_EXTRA = 24
-PERCENT = (0.0, 100.0)
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class Swept:
 
     @property
     def spreads(self) -> list[Spread]:
-        return [spread(values) for values in self.percents]
+        return [Spread(*one_more_run(values)) for values in self.percents]
 
     @property
     def means(self) -> list[float]:
@@ -118,11 +114,6 @@ class Swept:
         found = [find(values) for values in zip(*self.percents, strict=True)]
         low, high = np.percentile(found, (5, 95))
         return Crossing(find(self.means), float(low), float(high))
-
-
-def paper_load(name: str) -> Workload:
-    """Under the limit of OPT's positions."""
-    return parse_workload(name, rules=LengthRules(max_total_tokens=MAX_TOTAL_TOKENS))
 
 
 def over_rates(setting: Setting, slo: Slo, rates: Sequence[float], terms: Terms) -> Swept:
@@ -171,13 +162,6 @@ def smallest_scale(scales: Sequence[float], percents: Sequence[float], percent: 
     if values[0] < percent:
         return 0.0
     return loosest - crossing(strictness, values, percent)
-
-
-def spread(values: Sequence[float], ends: tuple[float, float] = PERCENT) -> Spread:
-    """A prediction interval, as a normal sample has it, within what is possible."""
-    mean, count = float(np.mean(values)), len(values)
-    reach = student_t(0.975, count - 1) * float(np.std(values, ddof=1)) * (1 + 1 / count) ** 0.5
-    return Spread(mean, max(ends[0], mean - reach), min(ends[1], mean + reach))
 
 
 def _attained(setting: Setting, slo: Slo, rate: float, terms: Terms) -> tuple[float, ...]:

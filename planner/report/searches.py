@@ -8,8 +8,7 @@ from planner.deployment import Settings
 from planner.goodput import Goodput, goodput
 from planner.latency.choose import Knowledge
 from planner.latency.published import DEVICE
-from planner.paper_curves import COEFFICIENTS, MAX_BATCH, VLLM_PREFILL_TOKENS
-from planner.placement.candidates import crosses_nodes
+from planner.paper_curves import COEFFICIENTS, MAX_BATCH, VLLM_PREFILL_TOKENS, paper_load
 from planner.placement.choices import Affinity, Candidate, Problem
 from planner.placement.crew import Crew
 from planner.placement.known_shapes import KnownShapes
@@ -17,7 +16,6 @@ from planner.placement.results import Found
 from planner.placement.search import search
 from planner.rate_search import Search
 from planner.report.engines import ROOFLINE_MODEL
-from planner.report.runs import paper_load
 from planner.report.terms import Terms
 from planner.simulator.run import simulate
 from planner.simulator.service import Service
@@ -78,8 +76,7 @@ def searched(asked: Problem, affinities: tuple[Affinity, ...], terms: Terms) -> 
 
 def unit_service(candidate: Candidate, asked: Problem, terms: Terms) -> Service:
     """One copy of the candidate, as a search simulates it."""
-    across = crosses_nodes(candidate, asked.cluster)
-    return KnownShapes(asked, terms.search).service(candidate.groups, across_nodes=across)
+    return KnownShapes(asked, terms.search).unit(candidate)
 
 
 def simulated(candidate: Candidate, asked: Problem, terms: Terms, guess: float) -> Goodput:

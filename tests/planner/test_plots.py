@@ -68,14 +68,6 @@ def test_stage_bars_name_every_run_and_stage(tmp_path: Path) -> None:
     assert texts(path) >= {"1 per s", "2 per s", "prefill", "decode", "prefill queue"}
 
 
-def test_a_distribution_steps_once_for_each_known_sample(tmp_path: Path) -> None:
-    path = tmp_path / "cdf.svg"
-    samples = {"live": np.array([0.3, 0.1, np.nan, 0.2])}
-    plots.latency_cdf(path, samples, quantity="TTFT", target_s=0.25)
-    assert texts(path) >= {"TTFT (s)", "live", "target", "Share of requests (%)"}
-    assert len({x for x, _ in line_of(path, "#0072b2")}) == 3
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [("figure.png", "must end with .svg"), ("none/figure.svg", "cannot be written")],
