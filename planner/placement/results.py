@@ -1,9 +1,6 @@
-"""What a search hands back. Plain frozen values: `to_json` writes all of it."""
+"""What a search hands back: plain frozen values, all of which become JSON."""
 
 from dataclasses import dataclass
-
-import msgspec
-import orjson
 
 from planner.deployment import Group
 from planner.goodput import Goodput
@@ -122,8 +119,3 @@ class Found:
     @property
     def best(self) -> Candidate:
         return self.recommended.best.candidate
-
-
-def to_json(found: Found) -> bytes:
-    """All of it; an end of an interval that was not found is null."""
-    return orjson.dumps(msgspec.to_builtins(found), option=orjson.OPT_INDENT_2)

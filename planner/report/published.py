@@ -1,11 +1,11 @@
 """What the authors published beside the curves: scale sweeps, ratios, tables, as package data."""
 
 from functools import cache
-from importlib.resources import files
 from typing import TypeVar
 
 import msgspec
-import orjson
+
+from planner.json_files import shipped_json
 
 Point = tuple[float, float]
 
@@ -152,5 +152,4 @@ def stages() -> Stages:
 
 
 def _read(name: str, kind: type[Kind]) -> Kind:
-    text = files("planner.report").joinpath(f"data/{name}").read_bytes()
-    return msgspec.convert(orjson.loads(text), kind, strict=False)
+    return shipped_json("planner.report", name, kind)

@@ -12,8 +12,9 @@ from planner.errors import ClusterError, TargetError
 from planner.model_catalog import model_shape
 from planner.placement.candidates import low_pairs, max_copies, pair
 from planner.placement.choices import Affinity, Objective, PlacementError, System
-from planner.placement.results import Found, to_json
+from planner.placement.results import Found
 from planner.placement.search import evaluate, search, search_both
+from planner.plan.report import as_text
 from planner.slo import Slo
 from tests.planner.small_clusters import quick, small_problem
 
@@ -159,7 +160,7 @@ def test_costs_follow_from_the_price_and_the_rate() -> None:
 
 def test_the_result_is_json() -> None:
     found = whole_search()
-    body = orjson.loads(to_json(found))
+    body = orjson.loads(as_text(found))
     assert body["recommended"]["best"]["candidate"]["groups"]
     assert len(body["evaluated"]) == len(found.evaluated)
     assert body["asked"]["seed"] == 0
