@@ -147,10 +147,7 @@ def _outcomes(
     hits, signal = np.zeros(len(requests), np.bool_), np.full(len(requests), _NEVER)
     if not fits.any():
         return hits, signal, slice(0, len(requests))
-    kept = Requests(
-        requests.arrival_s[fits], requests.input_tokens[fits], requests.output_tokens[fits]
-    )
-    timeline = run(service, kept)
+    timeline = run(service, requests.part(fits))
     hits[fits], signal[fits] = timeline.meets(slo), margins(timeline, slo)
     window, rows = steady(timeline), np.flatnonzero(fits)
     return hits, signal, slice(int(rows[window.first]), int(rows[window.last - 1]) + 1)

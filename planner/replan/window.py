@@ -146,7 +146,4 @@ def _lengths(tokens: Ints) -> LengthStats | None:
 
 
 def _rows(requests: Requests, first: int, last: int) -> Requests:
-    kept = slice(first, last)
-    return Requests(
-        requests.arrival_s[kept], requests.input_tokens[kept], requests.output_tokens[kept]
-    )
+    return requests.part(slice(first, last))
