@@ -78,7 +78,7 @@ def goodput(experiment: Experiment, num_devices: int, search: Search | None = No
         rate=rate,
         per_device=rate.divided(num_devices),
         target=experiment.slo.attainment,
-        limited_by=_limit(low, high),
+        limited_by=_limit(low, high, experiment.slo.attainment),
         is_bounded=high is not None,
         points=tuple(sorted(hunt.points, key=lambda point: point.rate)),
         num_runs=sum(point.num_runs for point in hunt.points),
@@ -107,9 +107,11 @@ def slo_sweep(experiment: Experiment, rate: float, scales: Sequence[float]) -> S
     )
 
 
-def _limit(low: RatePoint | None, high: RatePoint | None) -> str:
+def _limit(low: RatePoint | None, high: RatePoint | None, share_wanted: float) -> str:
     if high is None:
         return f"nothing up to {low.rate:g} requests/s" if low else "nothing"
+    if not high.is_stable and min(high.ttft_attainment, high.tpot_attainment) >= share_wanted:
+        return "throughput: queues grow without end"  # before either target is missed
     target = "TTFT" if high.ttft_attainment < high.tpot_attainment else "TPOT"
     if low is None:
         return f"{target}: missed even at {high.rate:g} requests/s"

@@ -104,7 +104,7 @@ def run_report(
         tpot_attainment=share(tpot_s <= slo.tpot_s, tpot_s),
         minimal_scale=percentile(margin, slo.attainment),
         latencies=latencies(timeline.part(counted)),
-        use=use_of(timeline, built),
+        use=use_of(timeline, built, keeps_up=not grows),
     )
 
 

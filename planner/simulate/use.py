@@ -1,7 +1,8 @@
 """How busy a service is: load times what one request takes, over what there is.
 
 Little's law gives how many sequences decode at a time; the utilisation law, how much of the time
-the prefill instances compute. Both hold in the long run alone.
+the prefill instances compute. Both hold in the long run alone. Where there is none, because the
+service falls behind or the run is short, the means are the run's own, up to its last token.
 """
 
 import msgspec
@@ -10,6 +11,8 @@ import numpy as np
 from ipc.vocabulary import Role
 from planner.simulate.build import Built
 from planner.simulator.timeline import Timeline
+
+LONG_RUN = 10.0  # times a request's stay: the run's own means are then a tenth lower
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -27,11 +30,13 @@ class Use(msgspec.Struct, frozen=True):
     kv_share: float
 
 
-def use_of(timeline: Timeline, built: Built) -> Use | None:
+def use_of(timeline: Timeline, built: Built, *, keeps_up: bool) -> Use | None:
     """None for runs of an instant, which have no rate."""
     rate = timeline.requests.rate
     if rate == float("inf"):
         return None
+    if not (keeps_up and _is_long(timeline)):
+        rate = len(timeline) / float(timeline.last_token_s.max() - timeline.requests.arrival_s[0])
     requests, decode_s = timeline.requests, timeline.stages_s()["decode"]
     pools = [(group, model) for group, model in built.groups if group.role.decodes]
     pool_tokens = sum(g.count * m.kv_blocks for g, m in pools) * built.service.block_size
@@ -41,6 +46,13 @@ def use_of(timeline: Timeline, built: Built) -> Use | None:
         sequences=rate * float(np.mean(decode_s)) / sum(group.count for group, _ in pools),
         kv_share=rate * held / pool_tokens,
     )
+
+
+def _is_long(timeline: Timeline) -> bool:
+    """Requests come for much longer than one of them stays."""
+    arrival_s = timeline.requests.arrival_s
+    stay_s = float(np.mean(timeline.last_token_s - arrival_s))
+    return float(arrival_s[-1] - arrival_s[0]) > LONG_RUN * stay_s
 
 
 def _prefill_busy(timeline: Timeline, built: Built) -> float | None:
