@@ -45,6 +45,13 @@ class Load:
         return replace(self, rules=replace(self.rules, max_total_tokens=max_total_tokens))
 
 
+MAX_REQUESTS = 10_000_000
+"""Of one run: what memory holds."""
+# Beyond these a clock in float64 no longer tells milliseconds apart, or all arrives at once.
+MIN_RATE, MAX_RATE = 1e-6, 1e6
+MAX_SECONDS = 1e9
+
+
 class Parser(argparse.ArgumentParser):
     """Wrong usage is bad input like any other: one sentence."""
 
@@ -76,7 +83,7 @@ def add_load(parser: argparse.ArgumentParser, defaults: dict[str, str]) -> None:
         help=f"{', '.join([*TABLES, *PARAMETRIC])}, or a trace; default: sharegpt")  # fmt: skip
     add("--arrivals", metavar="KIND",
         help=f"{', '.join(ARRIVALS)}; default: poisson, a trace's own for a file")  # fmt: skip
-    add("--num-requests", type=count, metavar="N", help=defaults["num-requests"])
+    add("--num-requests", type=count_to(MAX_REQUESTS), metavar="N", help=defaults["num-requests"])
     add("--max-total-tokens", type=count, metavar="N", help=defaults["max-total-tokens"])
     add("--overlong", type=Overlong, choices=list(Overlong), default=Overlong.DROP,
         help="what happens to longer ones: left out, or prompts cut; default: drop")  # fmt: skip
@@ -126,7 +133,10 @@ def seconds(text: str) -> float:
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(us|ms|s|)", text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"a time is written as 200ms or 2s, not {text!r}")
-    return float(match[1]) * {"us": 1e-6, "ms": 1e-3}.get(match[2], 1.0)
+    value_s = float(match[1]) * {"us": 1e-6, "ms": 1e-3}.get(match[2], 1.0)
+    if value_s > MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"a time must not exceed {MAX_SECONDS:g} s")
+    return value_s
 
 
 def number(text: str) -> float:
@@ -147,11 +157,27 @@ def count_from_zero(text: str) -> int:
     return _whole(text, 0)
 
 
+def count_to(most: int, least: int = 1) -> Callable[[str], int]:
+    """Parses whole numbers within these bounds."""
+
+    def bounded(text: str) -> int:
+        if (value := _whole(text, least)) > most:
+            raise argparse.ArgumentTypeError(f"must be at most {most}, not {value}")
+        return value
+
+    return bounded
+
+
 def rate(text: str) -> float:
     """Requests per second."""
     value = finite(text)
     if value is None or not value > 0:
         raise WorkloadError(f"a rate must be above zero requests per second, not {text.strip()!r}")
+    if not MIN_RATE <= value <= MAX_RATE:
+        raise WorkloadError(
+            f"a rate must lie between {MIN_RATE:g} and {MAX_RATE:g} requests per second, "
+            f"not {text.strip()!r}"
+        )
     return value
 
 

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from planner.arguments import count
+from planner.arguments import count, count_to
 from planner.bench.calibrate import Calibration
 from planner.deployment import Settings
 from planner.devices import device_sheets
@@ -21,6 +21,7 @@ Add = Callable[..., argparse.Action]
 """`add_argument` of a group."""
 
 _BLOCK_SIZE = 16
+_MAX_PREFILL = 1_000_000
 
 
 def add_knowledge(add: Add) -> None:
@@ -38,7 +39,7 @@ def add_knowledge(add: Add) -> None:
 
 def add_limits(add: Add, add_pool: Add) -> None:
     """What an instance takes and holds; `settings` reads them. `add_pool` takes `--kv-tokens`."""
-    add("--prefill-tokens", type=count, metavar="N",
+    add("--prefill-tokens", type=count_to(_MAX_PREFILL), metavar="N",
         help="L_m: prompts are packed up to so many tokens; default: what saturates each shape, "
         "by the latency model")  # fmt: skip
     add("--max-batch", type=count, default=256, metavar="N",

@@ -13,7 +13,7 @@ from planner.arguments import (
     add_targets,
     command_parser,
     count,
-    count_from_zero,
+    count_to,
     number,
     slo,
 )
@@ -32,12 +32,16 @@ from planner.latency.choose import Knowledge, latency_model
 from planner.latency.interface import LatencyModel
 from planner.latency.published import DEVICE as PUBLISHED_DEVICE
 from planner.latency.scaled import ScaledLatency
+from planner.parsing import finite
 from planner.placement.choices import Affinity, Objective
 from planner.placement.options import Options
 from planner.plan.options import Asked, Nodes, Output, Replanning
 from planner.plan.words import DESCRIPTION, EPILOG
 
 _BOTH = "both"
+_MAX_NODES, _MAX_DEVICES = 10_000, 1_024  # of a cluster, of a node
+_MAX_PRICE = 1e9
+_MAX_JOBS = 256
 _LOAD = {
     "num-requests": argparse.SUPPRESS,
     "max-total-tokens": "longest input + output; default: the model's positions",
@@ -104,7 +108,13 @@ def _add_knowledge(parser: Parser) -> None:
 def _add_cluster(parser: Parser) -> None:
     add = parser.add_argument_group("cluster").add_argument
     add("--nodes", default="1", metavar="N|NAME,NAME,...", help="how many, or which; default: 1")
-    add("--devices-per-node", type=count_from_zero, default=8, metavar="N", help="default: 8")
+    add(
+        "--devices-per-node",
+        type=count_to(_MAX_DEVICES, 0),
+        default=8,
+        metavar="N",
+        help="default: 8",
+    )
 
 
 def _add_search(parser: Parser) -> None:
@@ -121,7 +131,12 @@ def _add_search(parser: Parser) -> None:
             help=f"settle the shapes and search counts alone: {degree} of {role}")  # fmt: skip
     add("--max-degree", type=count, metavar="N", help="largest tp and pp that are looked at")
     add("--quick", action="store_true", help="no baselines and no sensitivity")
-    add("--jobs", type=count, metavar="N", help="processes; default: one for each core")
+    add(
+        "--jobs",
+        type=count_to(_MAX_JOBS),
+        metavar="N",
+        help="processes; default: one for each core",
+    )
 
 
 def _add_limits(parser: Parser) -> None:
@@ -143,8 +158,12 @@ def _check_together(given: argparse.Namespace) -> None:
     price = given.device_hour_price
     if price is not None and not price > 0:
         raise PlannerError(f"--device-hour-price must be above zero, not {price:g}")
+    if price is not None and price > _MAX_PRICE:
+        raise PlannerError(f"--device-hour-price must be at most {_MAX_PRICE:g}, not {price:g}")
     if given.out is not None and not given.out.parent.is_dir():
         raise PlannerError(f"--out: there is no folder {given.out.parent} to write into")
+    if given.out is not None and given.out.is_dir():
+        raise PlannerError(f"--out: {given.out} is a folder, not a file to write")
     if given.plot is not None and given.plot.suffix and given.plot.suffix.lower() != ".svg":
         raise PlannerError(
             f"--plot: figures are written as SVG, so {given.plot} must be a folder or end with .svg"
@@ -159,12 +178,19 @@ def _nodes(given: argparse.Namespace) -> Nodes:
             "sheet's, also where step times come from a profile)"
         )
     text = given.nodes.strip()
-    if re.fullmatch(r"-?\d{1,6}", text):
+    if re.fullmatch(r"-?\d{1,12}", text):
+        if int(text) > _MAX_NODES:
+            raise PlannerError(f"--nodes must be at most {_MAX_NODES}, not {text}")
         return Nodes(int(text), given.devices_per_node, device)
     names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
+    if not all(names) or _is_number(text):
         raise PlannerError(f"--nodes takes a number or names such as alpha,beta, not {text!r}")
     return Nodes(len(names), given.devices_per_node, device, names)
+
+
+def _is_number(text: str) -> bool:
+    """A slip such as 1.5 or nan, which is no name."""
+    return text == "nan" or finite(text) is not None
 
 
 def _search(given: argparse.Namespace, calibration: Calibration) -> Options:

@@ -13,7 +13,7 @@ from planner.arguments import (
     check_figure,
     command_parser,
     count,
-    count_from_zero,
+    count_to,
     number,
     scale_list,
     slo,
@@ -33,6 +33,8 @@ from planner.simulate.options import Bits, Deployment, Drafting, Plan
 from planner.simulate.words import DESCRIPTION, EPILOG
 from planner.simulator.service import MixedRules
 
+_MAX_INSTANCES = 4_096  # of a role
+_MAX_GIB = 1e6  # of a device's KV cache
 _LOAD = {
     "num-requests": "simulate exactly so many and count all of them, as bench does; in a search, "
     "of its longest run; default: as many as a verdict takes, or a whole trace",
@@ -97,7 +99,7 @@ def _parser() -> Parser:
 def _add_instances(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("instances (default: --prefill 1 --decode 1)").add_argument
     for role, text in _ROLES.items():
-        add(f"--{role}", type=count_from_zero, metavar="N", help=text)
+        add(f"--{role}", type=count_to(_MAX_INSTANCES, 0), metavar="N", help=text)
         add(f"--{role}-tp", type=count, metavar="N", help="of each, tensor parallel; default: 1")
         add(f"--{role}-pp", type=count, metavar="N", help="of each, pipeline stages; default: 1")
     add("--chunk-tokens", type=count, metavar="N",
@@ -163,8 +165,9 @@ def deployment(given: argparse.Namespace) -> Deployment:
         PlannerError: two of them do not go together, or one cannot be.
     """
     _check_rules(given)
-    if given.kv_cache_gib is not None and not given.kv_cache_gib > 0:
-        raise PlannerError(f"--kv-cache-gib must be above zero, not {given.kv_cache_gib:g}")
+    if (gib := given.kv_cache_gib) is not None and not 0 < gib <= _MAX_GIB:
+        bound = "above zero" if gib <= 0 else f"at most {_MAX_GIB:g}"
+        raise PlannerError(f"--kv-cache-gib must be {bound}, not {gib:g}")
     for name in ("weight_bits", "kv_bits"):
         if (bits := getattr(given, name)) is not None and not 1 <= bits <= 64:
             option = name.replace("_", "-")

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import orjson
 
-from planner.arguments import seconds
+from planner.arguments import MAX_SECONDS, seconds
 from planner.bench.calibrate import Calibration
 from planner.errors import PlannerError
 from planner.json_files import read_json
 from planner.simulator.service import Overheads
 
+_FACTORS = (1e-3, 1e3)
 NAMES = tuple(field.name.removesuffix("_s") for field in fields(Overheads))
 
 
@@ -31,8 +32,12 @@ def read_overheads(path: Path) -> tuple[Overheads, Calibration]:
         if name not in costs | factors | {"num_requests"}:
             known = ", ".join([*sorted(costs), *sorted(factors)])
             raise PlannerError(f"--overheads: {path}: no overhead {name!r}: there are {known}")
-        if value < 0 or (name in factors and value == 0):
-            raise PlannerError(f"--overheads: {path}: {name} must not be {value:g}")
+        least, most = _FACTORS if name in factors else (0.0, MAX_SECONDS)
+        if not least <= value <= most:
+            raise PlannerError(
+                f"--overheads: {path}: {name} must lie between {least:g} and {most:g}, "
+                f"not {value:g}"
+            )
     given = Overheads(**{name: value for name, value in body.items() if name in costs})
     return given, Calibration(body.get("prefill_scale", 1.0), body.get("decode_scale", 1.0))
 

@@ -22,6 +22,7 @@ from planner.workload.requests import Requests
 from planner.workload.workload import Workload
 
 NUM_SAMPLED = 4_000  # requests for the bounds
+MIN_SEARCHED = 100  # requests: fewer say nothing about an attainment
 START, CAP = 2_000, 16_000  # requests of a run, where the user gives no number
 
 Watch = Callable[[str], None]
@@ -88,6 +89,8 @@ class _Runs:
             rate = plan.rates[0] if plan.rates else own_rate
             if rate is None:
                 raise PlannerError("--slo-scales needs a --rate at which to look")
+            if rate == float("inf"):
+                raise PlannerError("--slo-scales needs a rate, but all requests arrive at once")
             sweep = slo_sweep(self._experiment(), rate, plan.scales)
             return msgspec.structs.replace(so_far, scales=sweep)
         if plan.wants_goodput or (not plan.rates and own_rate is None):
@@ -124,6 +127,11 @@ class _Runs:
 
     def _experiment(self) -> Experiment:
         cap = self._plan.num_requests or CAP
+        if cap < MIN_SEARCHED:
+            raise PlannerError(
+                f"--num-requests: in a search a run needs at least {MIN_SEARCHED} requests, "
+                f"not {cap}"
+            )
         return Experiment(
             run=self._simulate,
             draw=self._workload.requests,

@@ -16,6 +16,7 @@ from planner.workload.gap_families import GapFit, fit_gaps
 from planner.workload.requests import Floats
 
 MIN_REQUESTS = 50
+MAX_SPAN_S = 1e7  # four months: windows and bins of seconds have to fit in memory
 WINDOW_S = (10.0, 60.0)
 # Windows are as short as they can be while they hold this many requests in the mean.
 REQUESTS_PER_WINDOW = 50
@@ -62,6 +63,11 @@ def fit_arrivals(arrival_s: Floats) -> ArrivalFit:
         raise WorkloadError(
             f"arrivals are fitted to at least {MIN_REQUESTS} requests at different times; "
             f"this trace has {len(arrival_s)} over {arrival_s[-1] - arrival_s[0]:g} s"
+        )
+    if arrival_s[-1] - arrival_s[0] > MAX_SPAN_S:
+        raise WorkloadError(
+            f"arrivals are fitted to traces of at most {MAX_SPAN_S:g} s; "
+            f"this one spans {arrival_s[-1] - arrival_s[0]:g} s"
         )
     times_s, clock_step_s = _off_the_clock(arrival_s - arrival_s[0])
     rate = (len(times_s) - 1) / float(times_s[-1])

@@ -50,6 +50,10 @@ class LengthRules:
     def __post_init__(self) -> None:
         if not 0 < self.scale < float("inf"):
             raise WorkloadError(f"the length scale must be above zero, not {self.scale:g}")
+        if self.scale > MAX_TOKENS:
+            raise WorkloadError(
+                f"the length scale must be at most {MAX_TOKENS:g}, not {self.scale:g}"
+            )
         if self.max_total_tokens is not None and self.max_total_tokens < 2:
             raise WorkloadError(
                 "the limit on input + output must be at least 2 tokens, "

@@ -19,6 +19,9 @@ from planner.workload.requests import Requests
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 # Far above any context window: a larger number is a wrong column or a wrong unit.
 MAX_TOKENS = 1_000_000_000
+# Unix times in seconds pass; in milliseconds they would be a wrong unit, and far beyond that a
+# clock in float64 no longer tells milliseconds apart.
+MAX_ARRIVAL_S = 1e10
 
 
 def read_trace(path: Path) -> Requests:
@@ -118,6 +121,10 @@ def _time(where: str, text: str, before_s: float) -> float:
     value = _number(where, "arrival_s", text)
     if value < 0:
         raise WorkloadError(f"{where}: arrival_s must be zero or above, not {text.strip()}")
+    if value > MAX_ARRIVAL_S:
+        raise WorkloadError(
+            f"{where}: arrival_s must not exceed {MAX_ARRIVAL_S:g} seconds, not {text.strip()}"
+        )
     if value < before_s:
         raise WorkloadError(
             f"{where}: arrival_s falls from {before_s:g} to {value:g}; times must never fall"

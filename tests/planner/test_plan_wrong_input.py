@@ -25,6 +25,10 @@ def told(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     ("argv", "words"),
     [
         (["--nodes", "0"], "a cluster needs at least one node, not 0"),
+        (["--nodes", "99999999999"], "--nodes must be at most 10000, not 99999999999"),
+        (["--nodes", "1.5"], "--nodes takes a number or names such as alpha,beta, not '1.5'"),
+        (["--nodes", "nan"], "--nodes takes a number or names such as alpha,beta, not 'nan'"),
+        (["--devices-per-node", "100000"], "--devices-per-node: must be at most 1024"),
         (["--devices-per-node", "0"], "a node needs at least one device, not 0"),
         (["--nodes", "a,,b"], "--nodes takes a number or names such as alpha,beta"),
         (["--nodes", "a,a"], "each node needs a name of its own"),
@@ -34,6 +38,7 @@ def told(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--num-requests", "100"], "--num-requests is for `distserve simulate`"),
         (["--rate", "0"], "a rate must be above zero"),
         (["--device-hour-price", "-1"], "--device-hour-price must be above zero"),
+        (["--device-hour-price", "1e308"], "--device-hour-price must be at most 1e+09"),
         (["--plot", "figure.png"], "must be a folder or end with .svg"),
         (["--replan", "log.csv"], "--replan LOG.csv and --current placement.json go together"),
         (["--affinity", "middle"], "argument --affinity: invalid choice: 'middle'"),
@@ -41,7 +46,9 @@ def told(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--target", "90"], "the attainment target must lie between 0 and 1"),
         (["--max-total-tokens", "3"], "no request of sharegpt fits under the limit of 3 tokens"),
         (["--jobs", "0"], "argument --jobs: must be at least 1"),
+        (["--jobs", "999999999999"], "argument --jobs: must be at most 256"),
         (["--out", "/nowhere/placement.json"], "--out: there is no folder /nowhere"),
+        (["--out", "/"], "--out: / is a folder"),
         (["--out"], "argument --out: expected one argument"),
     ],
 )

@@ -22,21 +22,28 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     [
         (["--rate", "0"], "a rate must be above zero requests per second, not '0'"),
         (["--rate", "-1"], "a rate must be above zero requests per second, not '-1'"),
+        (["--rate", "1e-300"], "a rate must lie between 1e-06 and 1e+06 requests per second"),
+        (["--rates", "1,1e300"], "a rate must lie between 1e-06 and 1e+06 requests per second"),
         (["--rates", "1,,2"], "a rate must be above zero requests per second, not ''"),
         (["--rate", "1", "--rates", "2"], "not allowed with argument --rate"),
         (["--ttft", "0"], "the TTFT target must be above zero"),
+        (["--ttft", "9" * 400], "a time must not exceed 1e+09 s"),
         (["--tpot", "0ms"], "the TPOT target must be above zero"),
         (["--tpot", "-5"], "a time is written as 200ms or 2s"),
         (["--target", "90"], "the attainment target must lie between 0 and 1, not 90"),
         (["--target", "most"], "'most' is no number"),
         (["--num-requests", "0"], "--num-requests: must be at least 1, not 0"),
         (["--num-requests", "50"], "a run needs at least 100 requests"),
+        (["--num-requests", "999999999999"], "--num-requests: must be at most 10000000"),
         (["--num-requests", "many"], "must be a whole number, not 'many'"),
         (["--workload", "poems"], "unknown workload 'poems'"),
         (["--workload", "none.csv"], "none.csv: no such file"),
         (["--workload", "azure-code", "--max-total-tokens", "3"], "no request of azure-code"),
         (["--arrivals", "gamma:0"], "gamma needs a CV between 0.01 and 100"),
         (["--length-scale", "0"], "the length scale must be above zero"),
+        (["--length-scale", "1e308"], "the length scale must be at most 1e+09"),
+        (["--prefill", "999999999"], "--prefill: must be at most 4096, not 999999999"),
+        (["--prefill-tokens", "999999999999"], "--prefill-tokens: must be at most 1000000"),
         (["--prefill", "1"], "nobody decodes"),
         (["--decode", "2"], "nobody prefills"),
         (["--prefill", "0", "--decode", "0"], "nobody prefills"),
@@ -51,6 +58,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--kv-tokens", "8"], "smaller than one block of 16 tokens"),
         (["--kv-tokens", "64", "--kv-cache-gib", "1"], "not allowed with argument"),
         (["--kv-cache-gib", "0"], "--kv-cache-gib must be above zero"),
+        (["--kv-cache-gib", "1e308"], "--kv-cache-gib must be at most 1e+06"),
         (["--weight-bits", "4"], "the coefficients distserve are of 16-bit weights and KV"),
         (["--kv-bits", "0"], "--kv-bits must lie between 1 and 64"),
         (["--speculate", "four"], "--speculate takes G:ACCEPTANCE[:MODEL] such as 4:0.7"),
@@ -109,12 +117,23 @@ def test_a_csv_with_holes_names_its_line(
     assert "holes.csv, line 3: input_tokens is empty" in told
 
 
+def test_what_needs_a_rate_is_refused_where_all_requests_arrive_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "burst.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n" + "5,100,20\n" * 3)
+    told = refused(capsys, *OPT, "--workload", str(trace), "--slo-scales", "1")
+    assert "all requests arrive at once" in told
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('{"coffee_s": 1}', "no overhead 'coffee_s'"),
-        ('{"token_s": -1}', "token_s must not be -1"),
-        ('{"decode_scale": 0}', "decode_scale must not be 0"),
+        ('{"token_s": -1}', "token_s must lie between 0 and 1e+09, not -1"),
+        ('{"token_s": 1e308}', "token_s must lie between 0 and 1e+09, not 1e+308"),
+        ('{"decode_scale": 0}', "decode_scale must lie between 0.001 and 1000, not 0"),
+        ('{"prefill_scale": 1e308}', "prefill_scale must lie between 0.001 and 1000"),
         ('{"token_s": "soon"}', "Expected `float`, got `str`"),
         ("[]", "Expected `object`, got `array`"),
         ("{token_s: 1}", "line 1 column 2"),

@@ -167,6 +167,11 @@ def test_a_short_trace_and_one_without_time_are_not_fitted() -> None:
         fit_arrivals(np.full(60, 3.0))
 
 
+def test_a_trace_of_years_is_not_fitted() -> None:
+    with pytest.raises(WorkloadError, match=r"at most 1e\+07 s; this one spans 5\.9e\+07 s"):
+        fit_arrivals(np.arange(60) * 1e6)
+
+
 def test_fitted_times_never_fall_and_start_near_zero() -> None:
     for seed in range(20):
         times_s = Modulated(shipped_fit("azure-code")).times(3000, seed)

@@ -74,6 +74,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ("nan,10,2\n", "line 2: arrival_s is not a number: 'nan'"),
         ("0,10,inf\n", "line 2: output_tokens is not a number: 'inf'"),
         ("-1,10,2\n", "line 2: arrival_s must be zero or above, not -1"),
+        ("1.8e12,10,2\n", "line 2: arrival_s must not exceed 1e+10 seconds, not 1.8e12"),
         ("2,10,2\n1.5,10,2\n", "line 3: arrival_s falls from 2 to 1.5; times must never fall"),
         ("0,0,2\n", "line 2: input_tokens must lie between 1 and 1000000000, not 0"),
         ("0,10,0\n", "line 2: output_tokens must lie between 1 and 1000000000, not 0"),
