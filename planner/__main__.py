@@ -1,7 +1,13 @@
 """The planner's commands: `distserve plan`, `simulate`, `bench` and `report` run here."""
 
+import os
+import signal
 import sys
 from collections.abc import Callable
+
+if __name__ == "__main__":
+    # Ctrl-C while the libraries load just ends it: there is nothing to say yet.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from planner.bench import command as bench_command
 from planner.plan import command as plan_command
@@ -26,8 +32,18 @@ def main(argv: list[str]) -> int:
     if command is None:
         print(f"distserve planner: no command {argv[0]!r}: give {known}", file=sys.stderr)
         return 2
-    return command(argv[1:])
+    try:
+        code = command(argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(f"distserve {argv[0]}: {error}", file=sys.stderr)
+        return 2
+    return code
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Self
@@ -90,7 +91,8 @@ class Crew:
                 yield task, self.laboratory.run(task)
             return
         pool = self._workers()
-        futures: list[Future[Answer]] = [pool.submit(_run_one, task) for task in tasks]
+        with _interrupts_held():
+            futures: list[Future[Answer]] = [pool.submit(_run_one, task) for task in tasks]
         for task, future in zip(tasks, futures, strict=True):
             yield task, future.result()
 
@@ -104,6 +106,16 @@ class Crew:
                 initargs=self._given,
             )
         return self._pool
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits. Processes that are started meanwhile inherit that, so they never hear it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _num_cores() -> int:
