@@ -22,6 +22,7 @@ _CONNECT_S = 10.0
 # Below the 5 s after which common servers close an idle connection: a request sent at that very
 # moment would fail by no fault of the service.
 _KEEP_ALIVE_S = 3.0
+_MAX_ANSWER_BYTES = 64 * 2**20  # a thousand times a long answer's: this one has no end
 _PROBE_NUMBER = 2**32 - 1  # no request of a run has it, so none is like it
 _PROBE_PROMPT = 8
 _PROBE_OUTPUT = 2
@@ -72,8 +73,12 @@ class Client:
             async with asyncio.timeout(self._options.timeout_s):
                 async with self._post(body) as response:
                     await _check(response)
+                    num_bytes = 0
                     while piece := await response.content.readany():
                         pieces.append((time.monotonic(), piece))
+                        num_bytes += len(piece)
+                        if num_bytes > _MAX_ANSWER_BYTES:
+                            raise RequestFailed("endless", f"no end {_progress(pieces)}")
         return pieces
 
     def _post(self, body: bytes) -> Any:
@@ -115,6 +120,8 @@ async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
         async with asyncio.timeout(_CONNECT_S), session.get(f"{url}/models") as response:
             content = await response.read()
             cards = msgspec.convert(orjson.loads(content), _Cards).data
+    except TimeoutError as error:
+        raise ServerFailed(f"{url}/models gives no answer within {_CONNECT_S:g} s") from error
     except (aiohttp.ClientError, OSError) as error:
         raise ServerFailed(f"{url} cannot be reached: {_reason(error)}") from error
     except (orjson.JSONDecodeError, msgspec.ValidationError) as error:

@@ -156,10 +156,16 @@ def _show(report: BenchReport, console: Console) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Watch]:
-    """A bar for each run, on stderr: stdout is the report's."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    """A bar for each run, on stderr where somebody watches: stdout is the report's."""
+    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
-    with Progress(*columns, TimeElapsedColumn(), console=console, refresh_per_second=2) as progress:
+    with Progress(
+        *bar,
+        TimeElapsedColumn(),
+        console=console,
+        refresh_per_second=2,
+        disable=not console.is_terminal,
+    ) as progress:
 
         def watch(label: str, total: int) -> Callable[[int], None]:
             task = progress.add_task(label, total=total)

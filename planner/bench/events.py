@@ -7,7 +7,7 @@ moment its last byte has come.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import orjson
@@ -52,9 +52,12 @@ class Answer:
     stages: StageTimes | None = None
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+
+
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -189,4 +192,6 @@ def _told(content: Any) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[:200] or "no message"
+    """What would move a terminal's cursor, or colour it, is left out."""
+    printable = "".join(each if each.isprintable() else " " for each in text)
+    return " ".join(printable.split())[:200] or "no message"

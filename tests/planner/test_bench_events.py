@@ -102,3 +102,14 @@ def test_an_errors_sentence_is_found_in_whatever_it_is_wrapped_in(
     body: bytes, message: str
 ) -> None:
     assert error_message(body) == message
+
+
+@pytest.mark.parametrize("count", [-8, 10**10])
+def test_a_count_of_tokens_that_cannot_be_is_no_count(count: int) -> None:
+    end = text("a", finish_reason="length")
+    assert failure(end, usage(count, 4), DONE).kind == "malformed"
+    assert failure(end, usage(7, count), DONE).kind == "malformed"
+
+
+def test_an_errors_sentence_cannot_colour_a_terminal() -> None:
+    assert error_message(b"\x1b[31mno\x00\n more\x07") == "[31mno more"

@@ -180,6 +180,11 @@ async def test_an_answer_that_takes_too_long_has_failed() -> None:
     never.set()
 
 
+async def test_an_answer_without_end_is_given_up_before_it_fills_the_memory() -> None:
+    run = await run_against([STREAM, *(text("a" * 2**20) for _ in range(70))])
+    assert [failure.kind for failure in run.failures] == ["endless"]
+
+
 async def test_stages_join_at_the_first_token_and_add_up_to_the_latency() -> None:
     stages = {
         "prefill_queue_s": 0.001,
