@@ -32,6 +32,10 @@ def main(argv: list[str]) -> int:
     if command is None:
         print(f"distserve planner: no command {argv[0]!r}: give {known}", file=sys.stderr)
         return 2
+    for word in argv:
+        if not _is_text(word):
+            print(f"distserve {argv[0]}: {word!r} is not UTF-8", file=sys.stderr)
+            return 2
     try:
         code = command(argv[1:])
         sys.stdout.flush()
@@ -42,6 +46,15 @@ def main(argv: list[str]) -> int:
         print(f"distserve {argv[0]}: {error}", file=sys.stderr)
         return 2
     return code
+
+
+def _is_text(word: str) -> bool:
+    """Reports and files are UTF-8: what is not could be read and never be named."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -116,6 +116,10 @@ def _key_header(variable: str | None) -> dict[str, str]:
         return {}
     if not os.environ.get(variable):
         raise BenchError(f"--api-key-env: the environment holds no {variable}")
+    if not os.environ[variable].isprintable():
+        raise BenchError(
+            f"--api-key-env: what {variable} holds is no key: it is not one line of text"
+        )
     return {"Authorization": f"Bearer {os.environ[variable]}"}
 
 

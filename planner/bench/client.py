@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -112,7 +113,19 @@ def api_url(given: str) -> str:
     url = given.rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise BenchError(f"the URL must begin with http:// or https://, not {given!r}")
+    if not _has_host_alone(url):
+        raise BenchError(f"the URL must be such as http://127.0.0.1:8000, not {given!r}")
     return url if url.endswith("/v1") else f"{url}/v1"
+
+
+def _has_host_alone(url: str) -> bool:
+    """A host that can be looked up, perhaps a port and a path; no query."""
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna")
+        return bool(host) and parts.port != 0 and url.isprintable() and not set(url) & set(" ?#")
+    except ValueError:  # no port, no address, no name
+        return False
 
 
 async def _first_model(session: aiohttp.ClientSession, url: str) -> str:

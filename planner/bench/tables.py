@@ -1,5 +1,6 @@
 """The bench's report for people: one run in full, or a line for each rate."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -27,13 +28,21 @@ def show_run(summary: Summary, console: Console) -> None:
     """Everything about one run."""
     say(
         console,
-        f"{summary.num_requests} requests at {summary.rate:.3g} per second, "
+        f"{told_load(summary.num_requests, summary.rate)}, "
         f"{summary.num_answered} answered in {summary.duration_s:.1f} s: "
         f"{summary.answers_per_s:.3g} answers, {summary.input_tokens_per_s:.0f} input and "
         f"{summary.output_tokens_per_s:.0f} output tokens per second",
     )
     console.print(latency_table(_latency_rows(summary)), _attainment_table(summary))
     show_warnings(summary, console)
+
+
+def told_load(num_requests: int, rate: float) -> str:
+    """Requests that all come in one instant have no rate."""
+    number = f"{num_requests} request{'s' if num_requests > 1 else ''}"
+    if rate == math.inf:
+        return number if num_requests == 1 else f"{number} all at once"
+    return f"{number} at {rate:.4g} per second"
 
 
 def show_rates(summaries: Sequence[tuple[float, Summary]], console: Console) -> None:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from planner.bench.report import Distribution
-from planner.bench.tables import latency_table, milliseconds
+from planner.bench.tables import latency_table, milliseconds, told_load
 from planner.goodput import Goodput, ScaleSweep
 from planner.intervals import Interval
 from planner.printing import say
@@ -82,7 +82,7 @@ def _told_bounds(bounds: Outlook) -> str:
 
 def _show_run(prediction: Prediction, run: Run, console: Console) -> None:
     counted = "" if run.num_counted == run.num_requests else f", {run.num_counted} of them counted"
-    say(console, f"{_told_load(run)}{counted}")
+    say(console, f"{told_load(run.num_requests, run.rate)}{counted}")
     console.print(latency_table(_latency_rows(run)), _attainment_table(prediction, run))
     say(console, _told_verdict(run, prediction.target))
     if run.use is not None:
@@ -93,13 +93,6 @@ def _show_run(prediction: Prediction, run: Run, console: Console) -> None:
             f"{told}{run.use.sequences:.1f} sequences decode at once in an instance, "
             f"{run.use.kv_share:.0%} of its KV in use; {run.num_preemptions} preemptions",
         )
-
-
-def _told_load(run: Run) -> str:
-    number = f"{run.num_requests} request{'s' if run.num_requests > 1 else ''}"
-    if run.rate == math.inf:
-        return number if run.num_requests == 1 else f"{number} all at once"
-    return f"{number} at {run.rate:.4g} per second"
 
 
 def _told_verdict(run: Run, target: float) -> str:

@@ -148,3 +148,13 @@ def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     assert told.count("    distserve bench http") == 7
     assert "1 the service failed; 2 wrong input" in told
+
+
+def test_a_key_of_two_lines_is_refused_and_not_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_KEY", "secret\nX-Other: 1")
+    assert main(["http://127.0.0.1:9", "--save", str(tmp_path), "--api-key-env", "A_KEY"]) == 2
+    told = capsys.readouterr().err
+    assert "what A_KEY holds is no key" in told
+    assert "secret" not in told

@@ -267,6 +267,10 @@ async def test_nobody_listening_is_said_in_one_sentence() -> None:
     ("url", "arrivals", "message"),
     [
         ("localhost:8000", requests(0), "must begin with http://"),
+        ("http://127.0.0.1:99999", requests(0), "must be such as http://127.0.0.1:8000"),
+        ("http://[::1", requests(0), "must be such as http://127.0.0.1:8000"),
+        ("http://127.0.0.1:1/v1?key=1", requests(0), "must be such as http://127.0.0.1:8000"),
+        (f"http://{'a' * 5000}", requests(0), "must be such as http://127.0.0.1:8000"),
         ("http://localhost:1", requests(), "no request to send"),
     ],
 )

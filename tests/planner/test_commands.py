@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from planner.__main__ import main
+
 PROGRAM = [sys.executable, "-P", "-m", "planner"]
 A_RUN = [
     *("simulate", "--model", "opt-13b", "--coefficients", "distserve"),
@@ -47,3 +49,8 @@ def test_ctrl_c_while_it_loads_ends_it_without_a_traceback() -> None:
     _, told = started.communicate(timeout=60)
     assert b"Traceback" not in told
     assert started.returncode in (-signal.SIGINT, 130)
+
+
+def test_a_word_that_is_no_text_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--workload", "a\udcff.csv"]) == 2
+    assert capsys.readouterr().err == "distserve simulate: 'a\\udcff.csv' is not UTF-8\n"

@@ -1,7 +1,10 @@
 """How busy a service is said to be: never more than there is, whatever comes in."""
 
+import math
+
 import pytest
 
+from planner.bench.tables import told_load
 from planner.simulate.arguments import read_plan
 from planner.simulate.predict import predict
 from planner.simulate.report import Run
@@ -36,3 +39,9 @@ def test_in_the_long_run_sequences_follow_littles_law() -> None:
     assert run.use is not None
     assert decode is not None
     assert run.use.sequences == pytest.approx(run.rate * decode.mean)
+
+
+def test_requests_of_one_instant_have_no_rate_to_tell() -> None:
+    assert told_load(1, math.inf) == "1 request"
+    assert told_load(50, math.inf) == "50 requests all at once"
+    assert told_load(50, 2.5) == "50 requests at 2.5 per second"
