@@ -23,16 +23,19 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 say = @echo "==> $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint bench-engine bench-token-path bench-simulator bench-plan clean distclean
+.PHONY: help serve test test-slow lint bench-engine bench-token-path bench-simulator bench-plan bench-pipeline \
+	clean distclean
 
 help:
 	@echo "make serve         install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test          lint, then every test"
+	@echo "make test-slow     the tests that make test leaves out: deaths across nodes, real prompts in tp 3"
 	@echo "make lint          ruff, mypy --strict, the house rules"
 	@echo "make bench-engine  measure the engine on this machine, and transformers beside it"
 	@echo "make bench-token-path  measure the daemon alone, with workers that cost nothing"
 	@echo "make bench-simulator  measure the simulator, and set it beside the paper's curves"
 	@echo "make bench-plan    measure the placement search"
+	@echo "make bench-pipeline  measure instances of several workers on a core each"
 	@echo "make clean         remove caches and build leftovers"
 	@echo "make distclean     the same, and the virtual environment and the models"
 	@echo
@@ -46,6 +49,10 @@ serve: $(SETUP) $(if $(filter $(DEFAULT_MODEL),$(MODEL)),$(MODEL_READY))
 test: lint $(MODEL_READY)
 	$(call say,Running the tests)
 	@$(BIN)/python -P -m pytest $(ARGS)
+
+test-slow: $(TEST) $(MODEL_READY)
+	$(call say,Running the slow tests)
+	@$(BIN)/python -P -m pytest -m slow $(ARGS)
 
 lint: $(TEST)
 	$(call say,Checking style and types)
@@ -70,6 +77,10 @@ bench-simulator: $(TEST)
 bench-plan: $(TEST)
 	$(call say,Measuring the placement search)
 	@$(BIN)/python -m tests.benchmarks.placement_search $(ARGS)
+
+bench-pipeline: $(TEST) $(MODEL_READY)
+	$(call say,Measuring instances of several workers with $(MODEL))
+	@$(BIN)/python -m tests.benchmarks.pipeline --model $(MODEL) $(ARGS)
 
 $(MODEL_READY): | $(SETUP)
 	$(call say,Fetching the default model (once; 93 MB, about a minute))

@@ -98,6 +98,7 @@ def test_a_rank_that_is_killed_under_load_takes_its_instance_along_and_nothing_e
     eventually(lambda: service.is_all_free, 5, "all blocks free")
 
 
+@pytest.mark.slow
 def test_real_prompts_are_answered_by_shapes_that_do_not_divide_each_other(
     smollm2: Path, smollm2_reference: Reference
 ) -> None:

@@ -37,6 +37,7 @@ def test_shapes_change_no_answer(tiny_service: Service, parallel_service: Servic
     eventually(lambda: parallel_service.is_all_free, 5, "all blocks free")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["decode-0/1.0", "decode-0/0.0"])
 def test_killing_any_rank_restarts_its_instance_and_ends_each_request_once(
     parallel_service: Service, victim: str

@@ -110,6 +110,7 @@ def test_killing_a_rank_on_the_other_node_restarts_the_whole_instance(
     assert answers(pair.home.service) == solo
 
 
+@pytest.mark.slow
 def test_a_stopped_host_loses_its_segments_and_joins_again(
     pair: Pair, solo: list[list[int]]
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_stopped_host_loses_its_segments_and_joins_again(
     assert answers(pair.home.service) == solo
 
 
+@pytest.mark.slow
 def test_a_stopped_homes_segments_are_killed_within_the_bound(pair: Pair) -> None:
     """Its leaders live on, so that only its silence can tell."""
     far = far_workers(pair)
@@ -138,6 +140,7 @@ def test_a_stopped_homes_segments_are_killed_within_the_bound(pair: Pair) -> Non
     pair.until_serving()
 
 
+@pytest.mark.slow
 def test_a_killed_host_is_reported_within_the_bound(pair: Pair) -> None:
     far = far_workers(pair)
     pair.host.end()
@@ -206,6 +209,7 @@ def namespaces() -> Iterator[list[str]]:
             ip("netns", "delete", name)
 
 
+@pytest.mark.slow
 def test_in_two_network_namespaces_the_cable_carries_activations_only(
     tiny_llama: Path, tmp_path: Path, namespaces: list[str], solo: list[list[int]]
 ) -> None:

@@ -40,9 +40,10 @@ def test_a_pipeline_is_profiled_and_the_planner_reads_it(
     assert "tiny at tp 1, pp 2" in capsys.readouterr().out
     latency = MeasuredLatency.read(out)
     assert (latency.num_stages, latency.num_devices) == (2, 2)
+    # Whole steps are told in stages. A step that came out shorter than a smaller one is raised.
     (whole_ms,) = [p.ms for p in table.decode if (p.batch, p.context) == (8, 256)]
-    stage_s = latency.decode(8, 8 * 256.0).seconds(8 * 256.0)
-    assert 2 * stage_s == pytest.approx(1e-3 * whole_ms, rel=1e-6)
+    stages_ms = 2e3 * latency.decode(8, 8 * 256.0).seconds(8 * 256.0)
+    assert whole_ms * (1 - 1e-6) <= stages_ms <= max(p.ms for p in table.decode) * (1 + 1e-6)
 
 
 def test_a_step_is_timed_when_every_rank_has_taken_in_what_it_needs(model_dir: Path) -> None:
