@@ -2,7 +2,8 @@
 
 Pipeline: pp 2 on two cores against pp 1 on one, the same batch in each micro-batch, without client
 and daemon. In the same run each stage is timed with one step under way at a time; the slowest one
-(the head counts) bounds the throughput that this cut allows. Tensor parallel: whole steps of tp 2
+(the head counts) bounds the throughput that this cut allows. Stages that compute at the same time
+are slower, since they share the machine's memory: that is shown beside it. Tensor parallel: whole steps of tp 2
 beside tp 1 of the same model, and how much of them is spent in sums.
 """
 
@@ -136,6 +137,7 @@ def _column(load: Load, one: Taken, alone: Taken, full: Taken) -> dict[str, str]
         "bound by the slowest stage, tokens/s": f"{bound:,.0f}",
         "pp 2, tokens/s": f"{full.tokens_per_s:,.0f}",
         "share of the bound (goal)": f"{full.tokens_per_s / bound:.2f} ({goal})",
+        "share of the bound by the stages together": f"{full.tokens_per_s * max(full.busy_s):.2f}",
         "times pp 1 (bound)": f"{full.tokens_per_s / one.tokens_per_s:.2f} "
         f"({bound / one.tokens_per_s:.2f})",
         "bubbles of each stage": " / ".join(f"{idle:.0%}" for idle in full.idle()),
