@@ -2,8 +2,8 @@
 
 Pipeline: pp 2 on two cores against pp 1 on one, the same batch in each micro-batch, without client
 and daemon. In the same run each stage is timed with one step under way at a time; the slowest one
-(the head counts) bounds the throughput that this cut allows. Stages that compute at the same time
-are slower, since they share the machine's memory: that is shown beside it. Tensor parallel: whole
+(the head counts) bounds the throughput that this cut allows. Stages that compute together are
+slower, since they share the machine's memory: that bound is beside it. Tensor parallel: whole
 steps of tp 2 beside tp 1 of the same model, and how much of them is spent in sums.
 """
 
