@@ -60,7 +60,8 @@ class ProfileTable(msgspec.Struct, frozen=True, kw_only=True):
     are whole steps of the instance: of all its pipeline stages one after the other. Every row of a
     step draws: a chunk is a prompt's last. `spread` is the relative standard deviation of repeated
     steps; `waited` is the share of the time in which other programs had the core, which is no part
-    of the figures but says how quiet the machine was.
+    of the figures but says how quiet the machine was. Of several workers it is the leader's, and
+    part of the figures: threads of their own collectives take turns with the arithmetic.
     """
 
     version: int = TABLE_VERSION

@@ -82,11 +82,12 @@ def measure(
     grid = Grid.of(room)
     if not grid.prefill or not grid.decode:
         raise ModelError("the KV pool or the context is too small to measure anything")
+    is_alone = executor.model.shard.parallelism.num_workers == 1
     exchange.pool.fill_(0.5)  # so that its memory is there
     with (
         torch.inference_mode(),
         _without_collector(),
-        closing(Stopwatch()) as stopwatch,
+        closing(Stopwatch(is_alone=is_alone)) as stopwatch,
         connected(executor, exchange, stopwatch, max(grid.pulls)) as pulls,
     ):
         samples = _sample(grid, StepBench(executor, stopwatch), pulls, effort, report)

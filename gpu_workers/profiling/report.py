@@ -12,7 +12,7 @@ def show(table: ProfileTable, console: Console) -> None:
         f"{table.num_threads} thread(s), {table.device}\n"
         f"L_m = [bold]{table.saturation_tokens}[/bold] tokens, "
         f"{table.kv_bytes_per_token:,} bytes of keys and values per token\n"
-        f"{_spread(table)}; other programs had the core for {table.waited:.0%} of the time",
+        f"{_spread(table)}; {_waited(table)}",
         highlight=False,
     )
     console.print(_prefill(table), _decode(table), _mixed(table), _transfer(table))
@@ -26,6 +26,14 @@ def _spread(table: ProfileTable) -> str:
     if table.spread == 0:
         return "no time to repeat steps often enough to know their spread"
     return f"repeated steps differ by {table.spread:.1%} (standard deviation)"
+
+
+def _waited(table: ProfileTable) -> str:
+    if table.tp * table.pp > 1:
+        return (
+            f"the leader waited for its core for {table.waited:.0%} of the time, which is counted"
+        )
+    return f"other programs had the core for {table.waited:.0%} of the time"
 
 
 def _prefill(table: ProfileTable) -> Table:

@@ -73,7 +73,7 @@ class Taken(msgspec.Struct, frozen=True):
 
     @property
     def delayed(self) -> float:
-        """The share of the time that other programs took from the ranks."""
+        """The share of the time in which ranks could have computed but had not their core."""
         delayed_s = sum(step.delayed_s for steps in self.steps for step in steps[1:])
         return delayed_s / (self.elapsed_s * len(self.steps))
 
@@ -141,7 +141,7 @@ def _column(load: Load, one: Taken, alone: Taken, full: Taken) -> dict[str, str]
         "times pp 1 (bound)": f"{full.tokens_per_s / one.tokens_per_s:.2f} "
         f"({bound / one.tokens_per_s:.2f})",
         "bubbles of each stage": " / ".join(f"{idle:.0%}" for idle in full.idle()),
-        "other programs had the cores": f"{full.delayed:.0%}",
+        "waiting for the core (own threads, others)": f"{full.delayed:.0%}",
         "twice one step at a time, tokens/s": f"{2 * alone.tokens_per_s:,.0f}",
     }
 

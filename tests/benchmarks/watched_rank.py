@@ -37,7 +37,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int
     began_s: float
     ended_s: float
-    delayed_s: float  # while other programs had our core
+    delayed_s: float  # while others had our core: programs, or threads of our own collectives
     waited_s: float  # for hidden states of the stage before
     summed_s: float  # in sums and gathers, the wait for the other ranks included
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,18 @@ def test_the_turns_of_others_on_the_core_are_left_out(
     assert stopwatch.total_s > 0.28
     assert stopwatch.ms == pytest.approx(200, rel=0.1)
     assert stopwatch.waited_s == pytest.approx(stopwatch.total_s - stopwatch.ms / 1000)
+
+
+@pytest.mark.skipif(
+    not Path("/proc/thread-self/schedstat").exists(), reason="this kernel does not count"
+)
+def test_the_turns_of_others_count_where_they_are_part_of_the_work(crowded_core: None) -> None:
+    work(0.1)
+    with closing(Stopwatch(is_alone=False)) as stopwatch:
+        with stopwatch:
+            work(0.2)
+        assert stopwatch.ms == pytest.approx(1000 * stopwatch.total_s)
+        assert stopwatch.waited_s > 0.05
 
 
 def test_time_spent_waiting_for_anything_else_counts(stopwatch: Stopwatch) -> None:
