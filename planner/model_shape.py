@@ -179,6 +179,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         tp, pp, kv = parallelism.tp, parallelism.pp, self.num_kv_heads
         if tp < 1 or pp < 1:
             return "degrees start at 1"
+        if self.latent is None and self.num_heads % kv:
+            return f"{self.num_heads} attention heads cannot share {kv} KV heads evenly"
         if self.num_heads % tp:
             return f"{self.num_heads} attention heads do not divide by {tp}"
         for width in self._split_widths:

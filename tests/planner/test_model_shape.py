@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import orjson
 import pytest
 
@@ -147,6 +148,13 @@ def test_more_ranks_than_kv_heads_hold_one_head_each() -> None:
     shape = model_shape("llama-3-8b")
     per_rank = [shape.kv_elements_per_layer(tp) for tp in (1, 4, 8, 16)]
     assert per_rank == [2048, 512, 256, 256]
+
+
+def test_heads_that_kv_heads_do_not_divide_are_refused() -> None:
+    """33 query heads over 7 KV heads were accepted, and simulated."""
+    odd = msgspec.structs.replace(model_shape("llama-3-8b"), num_heads=33, num_kv_heads=7)
+    with pytest.raises(InfeasibleShape, match="33 attention heads cannot share 7 KV heads evenly"):
+        odd.check(Parallelism())
 
 
 def test_a_latent_is_whole_on_every_rank() -> None:
