@@ -81,6 +81,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_batch: Annotated[int, msgspec.Meta(ge=16)] = 256  # a request may have 16 choices
     chunk_tokens: Positive | None = None
     max_queued: Positive = 1024
+    max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 3
     threads_per_worker: Positive | None = None
     drain_s: Seconds = 30.0
     start_timeout_s: Seconds = 600.0

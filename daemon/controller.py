@@ -70,6 +70,7 @@ class Controller:
         capacity: Capacity,
         *,
         max_queued: int,
+        max_retries: int = 3,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.instances = InstanceTable()
@@ -79,6 +80,7 @@ class Controller:
         self._metrics = metrics
         self._capacity = capacity
         self._max_queued = max_queued
+        self._max_retries = max_retries
         self._clock = clock
         self._arrivals = itertools.count(1)
         self._open: set[Request] = set()
@@ -182,16 +184,15 @@ class Controller:
         self._trips.place_waiting()
 
     def instance_down(self, name: str, epoch: int, reason: str) -> None:
-        """Every process of it has been reaped: what it ran fails, and as a reader it has ended."""
+        """Every process of it has been reaped: as a reader it has ended, and what it ran or held
+        is done again elsewhere, or by its successor."""
         if self.instances.remove(name, epoch) is None:
             return
-        error = WorkerFailed(f"the worker {name} failed: {reason}")
-        for trip in self._trips.owner_lost(name):
-            self._fail(trip.request, error)
+        lost = self._trips.owner_lost(name)
         self._trips.reader_lost(name)
-        for trip in self._trips:
-            if trip.instance == name:
-                self._fail(trip.request, error)
+        lost += [trip for trip in self._trips if trip.instance == name]
+        for trip in lost:
+            self._retry(trip, tuple(trip.choices), f"the worker {name} failed: {reason}")
 
     # ---- events -----------------------------------------------------------------------------
 
@@ -289,21 +290,40 @@ class Controller:
             return
         choice = trip.choices[seq_id]
         self._trips.leave(trip, seq_id)
-        self._trips.start(trip.request, [choice])
+        self._trips.start(trip.request, [choice], trip.num_retries)
         if not trip.choices:
-            self._end(trip, Phase.FINISHED)
+            self._end(trip, Phase.REPLACED)
 
     def _gone(self, instance: Instance, event: Gone) -> None:
         """Choices have left an instance: because we said so, or because their source died."""
-        instance.queued.pop(event.request_id, None)
-        self._trips.release(event.request_id)
-        trip = self._trips.get(event.request_id)
-        if trip is not None and any(seq_id in trip.choices for seq_id in event.seq_ids):
-            self._fail(trip.request, WorkerFailed("the worker that held the prompt has failed"))
+        self._returned(instance, event, "the worker that held the prompt has failed")
 
     def _refused(self, instance: Instance, event: Refused) -> None:
+        self._returned(instance, event, f"{instance.name} refused: {event.reason}")
+
+    def _returned(self, instance: Instance, event: Gone | Refused, reason: str) -> None:
+        """Nothing of these choices is left there."""
         instance.queued.pop(event.request_id, None)
         self._trips.release(event.request_id)
-        trip = self._trips.get(event.request_id)
-        if trip is not None:
-            self._fail(trip.request, WorkerFailed(f"{instance.name} refused: {event.reason}"))
+        if (trip := self._trips.get(event.request_id)) is not None:
+            self._retry(trip, event.seq_ids, reason)
+
+    def _retry(self, trip: Trip, seq_ids: Sequence[int], reason: str) -> None:
+        """What these choices had is lost: compute it again, unless that was tried too often.
+
+        The client notices nothing: tokens that it has are part of the prompt, and draws depend on
+        seed and place alone.
+        """
+        lost = {i: trip.choices[i] for i in seq_ids if i in trip.choices}
+        if not lost:
+            return
+        if trip.num_retries >= self._max_retries:
+            tries = trip.num_retries + 1
+            self._fail(trip.request, WorkerFailed(f"given up after {tries} tries: {reason}"))
+            return
+        self._metrics.retried(len(lost))
+        for seq_id in lost:
+            self._trips.leave(trip, seq_id)
+        self._trips.start_again(trip, list(lost.values()))
+        if not trip.choices:
+            self._end(trip, Phase.REPLACED)

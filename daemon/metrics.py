@@ -68,6 +68,11 @@ class Metrics:
             ["ending"],
             registry=self.registry,
         )
+        self._retried = Counter(
+            "distserve_retries",
+            "Choices that were prefilled again because a worker that had them died or refused",
+            registry=self.registry,
+        )
         self._refused = Counter(
             "distserve_requests_refused",
             "Requests refused at the door, by reason",
@@ -138,6 +143,9 @@ class Metrics:
 
     def refused(self, error: ServeError) -> None:
         self._refused.labels(error.code or error.kind).inc()
+
+    def retried(self, num_choices: int) -> None:
+        self._retried.inc(num_choices)
 
     def ended(self, request: Request, phase: Phase) -> None:
         """A request that was taken has ended; latencies count only where an answer was given."""

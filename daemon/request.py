@@ -1,8 +1,8 @@
 """A request's life: its choices, its trips through prefill and decode, its five stages.
 
 A *trip* carries one or more choices of a request through prefill and then decode. A request
-starts with one trip for all its choices; a choice that was preempted goes on a trip of its own,
-with the tokens that it has. A trip's phases are one enum and a table of allowed steps.
+starts with one trip for all its choices; one that was preempted, or whose worker died, goes on a
+new trip with the tokens that it has. A trip's phases are one enum and a table of allowed steps.
 """
 
 from enum import Enum, auto
@@ -21,11 +21,12 @@ class Phase(Enum):
     HANDOFF = auto()  # prefilled, its blocks held, waiting for a decode instance to pull them
     DECODE = auto()
     FINISHED = auto()
+    REPLACED = auto()  # its last choices go on in other trips; never how a request ends
     ABORTED = auto()  # the client left
     FAILED = auto()
 
 
-ENDED = frozenset({Phase.FINISHED, Phase.ABORTED, Phase.FAILED})
+ENDED = frozenset({Phase.FINISHED, Phase.REPLACED, Phase.ABORTED, Phase.FAILED})
 
 NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.WAITING: frozenset({Phase.PREFILL}) | ENDED,
@@ -33,6 +34,7 @@ NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.HANDOFF: frozenset({Phase.DECODE}) | ENDED,
     Phase.DECODE: ENDED,
     Phase.FINISHED: frozenset(),
+    Phase.REPLACED: frozenset(),
     Phase.ABORTED: frozenset(),
     Phase.FAILED: frozenset(),
 }
@@ -143,12 +145,18 @@ class Request:
 
 
 class Trip:
-    """Some choices of a request on their way through prefill and decode."""
+    """Some choices of a request on their way through prefill and decode.
 
-    def __init__(self, request_id: int, request: Request, choices: dict[int, Choice]) -> None:
+    `num_retries` says how often their work was lost before: with a worker, or by a refusal.
+    """
+
+    def __init__(
+        self, request_id: int, request: Request, choices: dict[int, Choice], num_retries: int = 0
+    ) -> None:
         self.request_id = request_id  # on the wire; new for each trip
         self.request = request
         self.choices = choices  # by sequence id, unfinished ones only
+        self.num_retries = num_retries
         self.phase = Phase.WAITING
         self.instance: str | None = None  # who has it now
         self.output = tuple(next(iter(choices.values())).output)

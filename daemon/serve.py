@@ -128,6 +128,7 @@ class Daemon:
             self._metrics,
             Capacity(self._model.max_context),
             max_queued=config.max_queued,
+            max_retries=config.max_retries,
         )
         configs = self._worker_configs()
         self._join_nodes(configs)

@@ -58,14 +58,24 @@ class Trips:
 
     # ---- a trip's way -----------------------------------------------------------------------
 
-    def start(self, request: Request, choices: Sequence[Choice]) -> None:
+    def start(self, request: Request, choices: Sequence[Choice], num_retries: int = 0) -> None:
         """Send choices of equal output on a new trip."""
-        trip = Trip(next(self._ids), request, {next(self._ids): c for c in choices})
+        sequences = {next(self._ids): choice for choice in choices}
+        trip = Trip(next(self._ids), request, sequences, num_retries)
         request.trips.append(trip)
         self._trips[trip.request_id] = trip
         for seq_id in trip.choices:
             self._by_sequence[seq_id] = trip
         self.place(trip)
+
+    def start_again(self, trip: Trip, choices: Sequence[Choice]) -> None:
+        """What a trip had of these choices is lost: they are prefilled again with what they have
+        put out, together where they have put out the same."""
+        together: dict[tuple[int, ...], list[Choice]] = {}
+        for choice in choices:
+            together.setdefault(tuple(choice.output), []).append(choice)
+        for equal in together.values():
+            self.start(trip.request, equal, trip.num_retries + 1)
 
     def place(self, trip: Trip) -> None:
         """Dispatch a trip that no instance has, to prefill or on to decode; it waits if it must."""

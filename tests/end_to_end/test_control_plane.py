@@ -3,6 +3,7 @@
 import pytest
 
 from daemon.errors import Draining, NotReady, PromptTooLong, QueueFull, WorkerFailed
+from daemon.request import ENDED
 from daemon.text import Tokenizer
 from ipc.vocabulary import FinishReason, Role
 from tests.daemon.small_tokenizers import byte_level_json
@@ -115,28 +116,86 @@ def test_prompts_of_one_call_are_counted_through(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize(("victim", "first_tick", "every"), [("p0", 10, 3), ("d0", 30, 5)])
-def test_a_death_ends_what_it_held_by_an_error_and_leaks_nothing(
-    tokenizer: Tokenizer, victim: str, first_tick: int, every: int, seed: int
+@pytest.mark.parametrize(
+    ("topology", "victim"), [("1P+1D", "p0"), ("1P+1D", "d0"), ("mixed", "m0"), ("2P+2D", "d1")]
+)
+def test_a_death_is_unseen_by_every_client_and_leaks_nothing_B1_B2_B3(
+    tokenizer: Tokenizer, topology: str, victim: str, seed: int
 ) -> None:
-    town = Town(tokenizer, DISAGGREGATED, seed=seed, num_blocks=40)
+    town = Town(tokenizer, TOPOLOGIES[topology], seed=seed, num_blocks=40)
     for i in range(12):
-        town.ask(spec(list(range(i, i + 12)), max_tokens=12))
-    for _ in range(first_tick + every * seed):
+        town.ask(spec(list(range(i, i + 12)), max_tokens=12, num_choices=1 + i % 3))
+    for _ in range(10 + 12 * seed):
         town.tick()
     town.kill(victim)
+    for _ in range(seed if town.houses else 0):
+        town.tick()
     town.build(victim)
     town.settle()
     for client in town.clients:
-        if client.error is None:
-            assert_answered(client)
-        else:
-            assert isinstance(client.error, WorkerFailed)
-    assert any(client.error for client in town.clients)
+        assert_answered(client)
     after = town.ask(spec([7, 8, 9]))
     town.settle()
     assert_answered(after)
     town.check_all_free()
+
+
+def test_deaths_one_after_the_other_cost_no_client_its_answer(tokenizer: Tokenizer) -> None:
+    town = Town(tokenizer, TWO_AND_TWO, seed=3, num_blocks=40)
+    for i in range(12):
+        town.ask(spec(list(range(i, i + 12)), max_tokens=12, num_choices=1 + i % 2))
+    for victim in ("p0", "d1", "d0"):
+        for _ in range(25):
+            town.tick()
+        town.kill(victim)
+        town.build(victim)
+    town.settle()
+    for client in town.clients:
+        assert_answered(client)
+    town.check_all_free()
+
+
+def test_a_decode_instance_that_lives_takes_over_before_the_dead_one_is_back(
+    tokenizer: Tokenizer,
+) -> None:
+    town = Town(tokenizer, TWO_AND_TWO)
+    client = town.ask(spec([1, 2, 3], max_tokens=30))
+    while len(client.tokens(0)) < 5:
+        town.tick()
+    (trip,) = [t for t in client.call.requests[0].trips if t.phase not in ENDED]
+    assert trip.instance is not None
+    town.kill(trip.instance)
+    town.settle()
+    assert_answered(client)
+
+
+def test_a_request_that_ends_every_worker_is_given_up_with_a_clear_error(
+    tokenizer: Tokenizer,
+) -> None:
+    town = Town(tokenizer, {"m0": Role.MIXED})
+    client = town.ask(spec([1, 2, 3], max_tokens=30))
+    for _ in range(4):
+        assert not client.is_over
+        town.tick()
+        town.kill("m0")
+        town.build("m0")
+    town.settle()
+    assert isinstance(client.error, WorkerFailed)
+    assert str(client.error) == ("given up after 4 tries: the worker m0 failed: killed by SIGKILL")
+    town.check_all_free()
+
+
+def test_a_request_whose_instance_is_gone_waits_for_the_next_one(tokenizer: Tokenizer) -> None:
+    town = Town(tokenizer, TWO_AND_TWO)
+    client = town.ask(spec([1, 2, 3], max_tokens=10))
+    for name in ("d0", "d1"):
+        town.kill(name)
+    for _ in range(50):
+        town.tick()
+    assert not client.is_over
+    town.build("d1")
+    town.settle()
+    assert_answered(client)
 
 
 def test_a_prefilled_prompt_outlives_the_death_of_its_decode_instance(
