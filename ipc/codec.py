@@ -1,12 +1,13 @@
 """Messages to frames and back: a fixed header, a JSON payload, nothing else. No pickle.
 
 A frame pair is `[header, payload]`. The header bears the protocol version, the kind of payload,
-the sender's epoch and a sequence number; a gap in the numbers means that something was lost and
-ends that epoch. The hot message, `Tokens`, is a positional array picked by the kind byte; all
-others are tagged objects.
+the sender's epoch, a sequence number and a checksum (a digit that changed would still be JSON). A
+gap in the numbers means that something was lost and ends that epoch. The hot message, `Tokens`, is
+a positional array picked by the kind byte; all others are tagged objects.
 """
 
 import struct
+import zlib
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -16,6 +17,7 @@ import orjson
 from ipc.messages import PROTOCOL_VERSION, Command, Event, Tokens
 
 _HEADER = struct.Struct("<BBQQ")
+_CHECKSUM = struct.Struct("<I")
 
 
 class Kind(IntEnum):
@@ -60,20 +62,28 @@ class Numbering:
 
 def encode(message: Command | Event | Tokens, kind: Kind, epoch: int, number: int) -> list[bytes]:
     """[header, payload] of one message."""
+    payload = orjson.dumps(msgspec.to_builtins(message))
     header = _HEADER.pack(PROTOCOL_VERSION, kind, epoch, number)
-    return [header, orjson.dumps(msgspec.to_builtins(message))]
+    return [header + _checksum(header, payload), payload]
 
 
 def read_header(frames: Sequence[bytes]) -> Header:
-    """Raises WireError when the frames are not `[header, payload]` of our version."""
-    if len(frames) != 2 or len(frames[0]) != _HEADER.size:
+    """Raises WireError when the frames are not `[header, payload]` of our version, or damaged."""
+    if len(frames) != 2 or len(frames[0]) != _HEADER.size + _CHECKSUM.size:
         raise WireError(f"{len(frames)} frames where [header, payload] was due")
-    version, kind, epoch, number = _HEADER.unpack(frames[0])
+    header, checksum = frames[0][: _HEADER.size], frames[0][_HEADER.size :]
+    if checksum != _checksum(header, frames[1]):
+        raise WireError("the checksum of a message is not that of its content")
+    version, kind, epoch, number = _HEADER.unpack(header)
     if version != PROTOCOL_VERSION:
         raise WireError(f"protocol {version} where {PROTOCOL_VERSION} is spoken")
     if kind not in Kind.__members__.values():
         raise WireError(f"unknown kind of message {kind}")
     return Header(Kind(kind), epoch, number)
+
+
+def _checksum(header: bytes, payload: bytes) -> bytes:
+    return _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(header)))
 
 
 def read_command(payload: bytes) -> Command:

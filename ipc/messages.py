@@ -21,7 +21,7 @@ from ipc.vocabulary import (
     WorkerName,
 )
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class LoadFormat(StrEnum):

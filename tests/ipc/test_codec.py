@@ -1,5 +1,7 @@
 """Messages survive the wire; what is not of the protocol is refused, and a lost one is noticed."""
 
+import zlib
+
 import pytest
 
 from ipc import codec
@@ -75,6 +77,13 @@ EVENTS: list[Event] = [
         **dict.fromkeys(Stats.__struct_fields__, 1),  # type: ignore[arg-type]
     ),
 ]
+
+
+def _summed(header: bytes) -> list[bytes]:
+    """Frames with the right checksum."""
+    return [header + zlib.crc32(b"{}", zlib.crc32(header)).to_bytes(4, "little"), b"{}"]
+
+
 TOKENS = Tokens(1.5, (TokenRow(8, (4,)), TokenRow(9, (5,), FinishReason.LENGTH, (LOGPROBS,))))
 
 
@@ -116,11 +125,32 @@ def test_garbage_is_a_wire_error(payload: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "frames", [[], [b""], [b"x" * 18], [b"x" * 18, b"{}"], [b"\x01\x63" + bytes(16), b"{}"]]
+    ("frames", "why"),
+    [
+        ([], "0 frames where"),
+        ([b""], "1 frames where"),
+        ([b"x" * 22], "1 frames where"),
+        ([b"x" * 22, b"{}"], "the checksum of a message"),
+        (_summed(b"\x01\x01" + bytes(16)), "protocol 1 where 2 is spoken"),
+        (_summed(b"\x02\x63" + bytes(16)), "unknown kind of message 99"),
+    ],
 )
-def test_frames_of_another_protocol_are_a_wire_error(frames: list[bytes]) -> None:
-    with pytest.raises(WireError):
+def test_frames_of_another_protocol_are_a_wire_error(frames: list[bytes], why: str) -> None:
+    with pytest.raises(WireError, match=why):
         codec.read_header(frames)
+
+
+def test_a_bit_that_changed_on_the_way_is_a_wire_error() -> None:
+    """Most of them would leave valid JSON of the right type behind, with another token in it."""
+    frames = codec.encode(TOKENS, Kind.TOKENS, 5, 0)
+    for frame in range(2):
+        for bit in range(8 * len(frames[frame])):
+            damaged = bytearray(frames[frame])
+            damaged[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(WireError):
+                codec.read_header(
+                    [bytes(damaged), frames[1]] if frame == 0 else [frames[0], bytes(damaged)]
+                )
 
 
 @pytest.mark.parametrize("number", [0, 2])
