@@ -1,13 +1,12 @@
 """A whole control plane in one thread: the real controller and schedulers, scripted engines.
 
-Commands and events travel through mailboxes, encoded as on the wire, and are delivered in an
-order that a seed decides, so that every interleaving of messages, steps, aborts and deaths can
+Commands and events travel in numbered frames, as on the real link, and are delivered in an order
+that a seed decides, so that every interleaving of messages, steps, aborts and deaths can
 be tried. Only processes, sockets and arithmetic are left out.
 """
 
 import random
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,11 +17,10 @@ from daemon.generation import Delta, GenerationSpec
 from daemon.instances import Instance
 from daemon.metrics import Metrics
 from daemon.text import Tokenizer
-from ipc import codec
-from ipc.codec import Kind
-from ipc.messages import Command, Event, PeerDown, Tokens
+from ipc.messages import Command, PeerDown
 from ipc.sockets import PeerGone
 from ipc.vocabulary import Role, SamplingParams
+from tests.end_to_end.wire import Wire
 from tests.gpu_workers.rig import Rig
 from tests.gpu_workers.scripted_engine import scripted_token
 
@@ -30,26 +28,25 @@ MAX_CONTEXT = 64
 
 
 class House:
-    """One instance: its rig and the mail to and from it."""
+    """One instance: its rig and the link to it."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
-        self.inbox: deque[bytes] = deque()
-        self.outbox: deque[tuple[Kind, bytes]] = deque()
+        self.wire = Wire(rig.epoch)
         self.is_dead = False
 
     def post(self, command: Command) -> None:
         if self.is_dead:
             raise PeerGone(self.rig.name)
-        self.inbox.append(codec.encode(command, Kind.COMMAND, self.rig.epoch, 0)[1])
+        self.wire.post(command)
 
     def act(self) -> None:
         """Read the mail, take one step, send what came of it."""
-        while self.inbox:
-            self.rig.tell(codec.read_command(self.inbox.popleft()))
+        for command in self.wire.take_commands():
+            self.rig.tell(command)
         self.rig.step()
         for event in self.rig.take_events():
-            self.outbox.append(_encode(event, self.rig.epoch))
+            self.wire.tell(event)
 
 
 class Client:
@@ -149,6 +146,7 @@ class Town:
         for other in self.houses.values():
             other.post(PeerDown(name, house.rig.epoch))
         self.controller.instance_down(name, house.rig.epoch, "killed by SIGKILL")
+        house.rig.close()
 
     def ask(self, *specs: GenerationSpec) -> Client:
         client = Client(self.controller.submit(specs), list(specs))
@@ -158,21 +156,24 @@ class Town:
     def tick(self) -> None:
         """Somebody does something: a house takes a step, or a letter reaches the controller."""
         house = self.random.choice(list(self.houses.values()))
-        if house.outbox and self.random.random() < 0.7:
-            kind, payload = house.outbox.popleft()
-            event = codec.read_event(kind, payload)
-            self.controller.on_event(house.rig.name, house.rig.epoch, event)  # type: ignore[arg-type]
+        if house.wire.up and self.random.random() < 0.7:
+            self.deliver(house)
         else:
             house.act()
         for client in self.clients:
             client.read()
+
+    def deliver(self, house: House) -> None:
+        """The oldest event of a house reaches the controller."""
+        event = house.wire.take_event()
+        self.controller.on_event(house.rig.name, house.rig.epoch, event)  # type: ignore[arg-type]
 
     def settle(self, max_ticks: int = 50_000) -> None:
         """Until every client is served and every mailbox is empty."""
         quiet = 0
         for _ in range(max_ticks):
             self.tick()
-            busy = any(h.inbox or h.outbox for h in self.houses.values())
+            busy = any(h.wire.down or h.wire.up for h in self.houses.values())
             done = all(client.is_over for client in self.clients)
             quiet = 0 if busy or not done else quiet + 1
             if quiet > 20 * len(self.houses):
@@ -206,8 +207,3 @@ def tokenizer_of(directory: Path, text: str) -> Tokenizer:
     (directory / "tokenizer.json").write_text(text)
     (directory / "config.json").write_text("{}")
     return Tokenizer.from_directory(directory)
-
-
-def _encode(event: Event | Tokens, epoch: int) -> tuple[Kind, bytes]:
-    kind = Kind.TOKENS if isinstance(event, Tokens) else Kind.EVENT
-    return kind, codec.encode(event, kind, epoch, 0)[1]
