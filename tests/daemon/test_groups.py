@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from daemon.errors import ConfigError, WorkerFailed
+from daemon.errors import ConfigError
 from daemon.generation import GenerationSpec
 from daemon.node import Node
-from ipc.messages import Broken, Hello, Loading, PeerDown, PeerUp
+from ipc.messages import Broken, Hello, Loading, PeerDown, PeerUp, Prefill
 from ipc.vocabulary import SamplingParams
 from tests.daemon.stage import MakeStage, PlayedProcess, Stage
 
@@ -154,7 +154,7 @@ async def test_a_worker_alone_meets_nobody(make_stage: MakeStage) -> None:
 
 
 @pytest.mark.parametrize("victim", range(4))
-async def test_the_death_of_any_rank_ends_all_of_them_and_each_request_once(
+async def test_the_death_of_any_rank_ends_all_of_them_and_the_next_life_gets_the_request(
     make_stage: MakeStage, victim: int
 ) -> None:
     stage = await make_stage(mixed=1, mixed_tp=2, mixed_pp=2)
@@ -163,16 +163,19 @@ async def test_the_death_of_any_rank_ends_all_of_them_and_each_request_once(
     spec = GenerationSpec(prompt=(1, 2, 3), sampling=SamplingParams(max_tokens=4, seed=1))
     with stage.controller.submit([spec]) as call:
         processes[victim].end("killed by SIGKILL")
-        name = processes[victim].config.name
-        with pytest.raises(WorkerFailed, match=f"mixed-0 failed: {name} killed by SIGKILL"):
-            await anext(call)
-    assert all(process.has_ended for process in processes)
-    assert stage.controller.num_open == 0
-    await stage.all_ready(4)
+        leaders = [(await stage.all_ready(4))[0]]
+        assert all(process.has_ended for process in processes)
+        assert not call.requests[0].is_ended
+        prefills = [command for _, command in stage.link.sent if isinstance(command, Prefill)]
+        assert [prefill.prompt for prefill in prefills] == [(1, 2, 3), (1, 2, 3)]
+        assert prefills[0].request_id != prefills[1].request_id
+    assert leaders[0].config.epoch != processes[0].config.epoch
     assert stage.ward.restarts == 1
+    assert f"{processes[victim].config.name} killed by SIGKILL" == stage.ward.last_exit
+    assert stage.controller.num_open == 0
     text = stage.metrics.render({})[1].decode()
     endings = [li for li in text.splitlines() if li.startswith("distserve_requests_ended_total")]
-    assert endings == ['distserve_requests_ended_total{ending="failed"} 1.0']
+    assert endings == ['distserve_requests_ended_total{ending="aborted"} 1.0']
     await ended(stage, keeping)
 
 

@@ -1,6 +1,7 @@
 """Starting, stopping, dying and leaving: what a service of real processes leaves behind."""
 
 import itertools
+import json
 import os
 import re
 import signal
@@ -30,6 +31,16 @@ def stream_lines(service: Service, first: threading.Event, body: dict[str, objec
                 lines.append(line)
                 first.set()
     return lines
+
+
+def tokens_by_choice(lines: list[str]) -> list[list[int]]:
+    """What a stream of token ids told of each choice; it must end as it should."""
+    assert lines[-1] == "data: [DONE]", lines[-2]
+    found: dict[int, list[int]] = {}
+    for line in lines[:-1]:
+        for choice in json.loads(line.removeprefix("data: "))["choices"]:
+            found.setdefault(choice["index"], []).extend(choice["token_ids"])
+    return [found[index] for index in sorted(found)]
 
 
 def is_gone(process: psutil.Process) -> bool:
@@ -107,25 +118,23 @@ def test_a_draining_service_refuses_and_says_so(tiny_llama: Path) -> None:
         assert service.complete("hello")["choices"]
 
 
-def test_a_worker_that_dies_fails_what_it_holds_and_nothing_else_and_comes_back(
+def test_a_worker_s_death_is_unseen_by_the_clients_it_was_working_for_B1(
     tiny_service: Service,
 ) -> None:
     service = tiny_service
-    for victim, ending in (
-        ("decode-0", "the worker decode-0 failed: killed by SIGKILL"),
-        ("prefill-0", '"finish_reason":"length"'),  # the prompt has been pulled
-    ):
+    body = STREAM | {"n": 4, "max_tokens": 300, "seed": 5, "return_token_ids": True}
+    undisturbed = tokens_by_choice(stream_lines(service, threading.Event(), body))
+    assert [len(token_ids) for token_ids in undisturbed] == [300] * 4
+    for victim in ("decode-0", "prefill-0"):
         worker = service.workers()[victim]
-        body = STREAM | {"n": 16, "max_tokens": 500}
-        # Not at the first tokens, which are the prefill's: a prompt that is not pulled yet outlives
-        # the death of its decode instance. And in one thread, so that the kill is not late.
+        # Not at the first tokens, which are the prefill's; and in one thread, so that the kill is
+        # not late.
         with httpx.stream("POST", f"{service.url}/v1/completions", json=body) as response:
             stream = response.iter_lines()
-            list(itertools.islice(stream, 100))
+            lines = [line for line in itertools.islice(stream, 100) if line]
             worker.send_signal(signal.SIGKILL)
-            lines = [line for line in stream if line]
-        assert lines[-1] == "data: [DONE]"
-        assert ending in lines[-2]
+            lines += [line for line in stream if line]
+        assert tokens_by_choice(lines) == undisturbed
         eventually(
             lambda: httpx.get(f"{service.url}/health").status_code == 200, 20, "healthy again"
         )
