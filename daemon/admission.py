@@ -1,8 +1,19 @@
-"""What fits and what is refused at the door: contexts, pools, queue bounds. Pure arithmetic."""
+"""What fits and what is refused at the door: contexts, pools, queue bounds, targets.
 
-from daemon.errors import InvalidRequest, PromptTooLong
+Pure arithmetic: what is known of queues and instances comes in as facts.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from daemon.errors import InvalidRequest, PromptTooLong, QueueFull, SloMissed
 from daemon.generation import GenerationSpec
+from daemon.prefill_times import PrefillTimes
 from ipc.kv_layout import RankLayout, blocks_for
+
+UNKNOWN_WAIT_S = 1.0
+"""What a refused client is told to wait while nothing has been measured."""
 
 
 class Capacity:
@@ -49,3 +60,85 @@ class Capacity:
                     f"KV blocks together, the pool has {layout.num_blocks}",
                     param="n",
                 )
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits before a new request.
+
+    Args:
+        num_waiting: requests that do not decode yet, in the whole house; among them those whose
+            blocks are held until a decode instance has room.
+        ahead: tokens of each prompt at the prefill instance that would get it, those of the
+            running step included.
+        times: what prompts take there; None while that is not known.
+        num_instances: how many prefill.
+    """
+
+    num_waiting: int
+    ahead: Sequence[int] = ()
+    times: PrefillTimes | None = None
+    num_instances: int = 1
+
+    @property
+    def wait_s(self) -> float | None:
+        """Until all prompts ahead have been prefilled."""
+        if self.times is None:
+            return None
+        return sum(map(self.times.queued_s, self.ahead))
+
+    def seconds_until_left(self, num_requests: int) -> float:
+        """Until so many of those who wait have been served: the mean of what is ahead for each,
+        and all instances at work."""
+        wait_s = self.wait_s
+        if not wait_s:
+            return UNKNOWN_WAIT_S
+        return num_requests * wait_s / len(self.ahead) / max(1, self.num_instances)
+
+
+class Admission:
+    """Who may wait: never more than `max_queued` requests; and, where there is a target for the
+    time to first token, nobody who would miss it by having to wait.
+
+    A request that nothing waits before is always taken: refusing it would not make it faster, and
+    an estimate that has become wrong could otherwise never be corrected. The prompts of one call
+    are counted one behind the other.
+    """
+
+    def __init__(self, *, max_queued: int, ttft_s: float | None = None) -> None:
+        self._max_queued = max_queued
+        self._ttft_s = ttft_s
+
+    def check(self, prompts: Sequence[int], line: Line) -> None:
+        """`prompts`: the tokens of each prompt of a call.
+
+        Raises:
+            QueueFull: the house is full, or the target would be missed (SloMissed); with the
+                predicted time until it would not be.
+            InvalidRequest: there are more prompts than may ever wait.
+        """
+        if len(prompts) > self._max_queued:
+            raise InvalidRequest(
+                f"{len(prompts)} prompts in one request, at most {self._max_queued} may wait",
+                param="prompt",
+            )
+        num_over = line.num_waiting + len(prompts) - self._max_queued
+        if num_over > 0:
+            raise QueueFull(
+                f"{line.num_waiting} requests are waiting, {len(prompts)} more would pass the "
+                f"limit of {self._max_queued}",
+                retry_after_s=line.seconds_until_left(num_over),
+            )
+        if self._ttft_s is not None:
+            self._check_target(prompts, line, self._ttft_s)
+
+    def _check_target(self, prompts: Sequence[int], line: Line, ttft_s: float) -> None:
+        if line.times is None or not (wait_s := line.wait_s):
+            return
+        own_s = sum(map(line.times.queued_s, prompts[:-1])) + line.times.alone_s(prompts[-1])
+        late_s = wait_s + own_s - ttft_s
+        if late_s > 0:
+            raise SloMissed(
+                f"the first token would come after {wait_s + own_s:.3g} s, {wait_s:.3g} s of them "
+                f"in the queue; the target is {ttft_s:.3g} s",
+                retry_after_s=min(wait_s, late_s),
+            )

@@ -97,15 +97,38 @@ class BodyTooLarge(ServeError):
 
 
 class QueueFull(ServeError):
-    """The house is full; the same request may succeed after `retry_after_s`."""
+    """The house is full; the same request may succeed after `retry_after_s`.
+
+    OpenAI's clients do not try again at all where they are told to wait for more than two minutes.
+    """
 
     status = 429
     kind = "rate_limit_error"
     code = "queue_full"
 
-    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = min(max(0.001, retry_after_s), 120.0)
+
+
+class SloMissed(QueueFull):
+    """What waits before it would make the request miss its target for the first token."""
+
+    code = "slo"
+
+
+class QueueTimeout(QueueFull):
+    """It has waited for its prefill for as long as a request may."""
+
+    code = "queue_timeout"
+
+
+class RequestTimeout(ServeError):
+    """It has taken as long as a request may in all."""
+
+    status = 504
+    kind = "timeout"
+    code = "request_timeout"
 
 
 class NotReady(ServeError):

@@ -1,5 +1,6 @@
 """JSON answers, and every refusal in the API's shape with the headers that belong to it."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,9 @@ def _when_to_retry(error: ServeError) -> dict[str, str]:
     match error:
         case QueueFull() | NotReady():
             retry_after_s = error.retry_after_s
-            return {"retry-after": str(retry_after_s), "retry-after-ms": str(1000 * retry_after_s)}
+            return {
+                "retry-after": str(math.ceil(retry_after_s)),
+                "retry-after-ms": str(math.ceil(1000 * retry_after_s)),
+            }
         case _:
             return {}

@@ -1,0 +1,130 @@
+"""Who is let in: by facts, without a clock."""
+
+import pytest
+
+from daemon.admission import Admission, Capacity, Line
+from daemon.errors import InvalidRequest, PromptTooLong, QueueFull, SloMissed
+from daemon.generation import GenerationSpec
+from ipc.kv_layout import RankLayout, Span
+from ipc.vocabulary import DType, SamplingParams
+
+
+class Times:
+    """A hundred tokens a second in a queue; a step of one's own takes half a second more."""
+
+    def queued_s(self, num_tokens: int) -> float:
+        return num_tokens / 100
+
+    def alone_s(self, num_tokens: int) -> float:
+        return 0.5 + num_tokens / 100
+
+
+def line(
+    *ahead: int, num_waiting: int | None = None, known: bool = True, instances: int = 1
+) -> Line:
+    return Line(
+        num_waiting=len(ahead) if num_waiting is None else num_waiting,
+        ahead=ahead,
+        times=Times() if known else None,
+        num_instances=instances,
+    )
+
+
+def refusal(admission: Admission, prompts: list[int], line: Line) -> QueueFull:
+    with pytest.raises(QueueFull) as refused:
+        admission.check(prompts, line)
+    return refused.value
+
+
+def layout(num_blocks: int) -> RankLayout:
+    return RankLayout(Span(0, 1), Span(0, 1), num_blocks, 4, 1, DType.FP32)
+
+
+def spec(num_prompt: int, max_tokens: int, num_choices: int = 1) -> GenerationSpec:
+    sampling = SamplingParams(max_tokens=max_tokens, seed=1)
+    return GenerationSpec(prompt=(1,) * num_prompt, sampling=sampling, num_choices=num_choices)
+
+
+def test_until_the_house_is_full_nobody_is_refused_however_long_it_takes() -> None:
+    admission = Admission(max_queued=3)
+    admission.check([1000], line(10_000, 10_000))
+    error = refusal(admission, [1], line(10_000, 10_000, 10_000))
+    assert type(error) is QueueFull
+    assert "3 requests are waiting, 1 more would pass the limit of 3" in error.message
+
+
+def test_a_call_enters_with_all_its_prompts_or_with_none() -> None:
+    admission = Admission(max_queued=4)
+    admission.check([1, 1], line(1, 1))
+    refusal(admission, [1, 1, 1], line(1, 1))
+
+
+def test_a_call_that_can_never_enter_is_not_told_to_try_again() -> None:
+    with pytest.raises(InvalidRequest, match="5 prompts in one request, at most 4 may wait"):
+        Admission(max_queued=4).check([1] * 5, line())
+
+
+def test_a_full_house_says_when_there_will_be_room_D13() -> None:
+    """Two must leave; the mean of what waits takes 3 s."""
+    admission = Admission(max_queued=4)
+    full = (200, 400, 300, 300)
+    assert refusal(admission, [9, 9], line(*full)).retry_after_s == pytest.approx(6.0)
+    assert refusal(admission, [9, 9], line(*full, instances=2)).retry_after_s == pytest.approx(3.0)
+
+
+def test_a_full_house_that_knows_no_times_says_a_second() -> None:
+    admission = Admission(max_queued=1)
+    assert refusal(admission, [9], line(10_000, known=False)).retry_after_s == 1.0
+    assert refusal(admission, [9], line(num_waiting=1)).retry_after_s == 1.0
+
+
+def test_nobody_is_told_to_wait_longer_than_clients_will_wait() -> None:
+    error = refusal(Admission(max_queued=1), [9], line(100_000))
+    assert error.retry_after_s == 120.0
+
+
+def test_who_would_miss_the_target_is_refused_until_the_queue_has_drained_enough() -> None:
+    """Own 1.5 s, target 3 s: a queue of 1.5 s is just short enough."""
+    admission = Admission(max_queued=100, ttft_s=3.0)
+    admission.check([100], line(100, 50))
+    error = refusal(admission, [100], line(100, 51, 200))
+    assert type(error) is SloMissed
+    assert error.retry_after_s == pytest.approx(2.01)
+    assert "after 5.01 s, 3.51 s of them in the queue; the target is 3 s" in error.message
+
+
+def test_without_an_estimate_nobody_is_refused_for_a_target() -> None:
+    Admission(max_queued=100, ttft_s=0.001).check([5000], line(10_000, known=False))
+
+
+def test_a_prompt_that_misses_the_target_alone_is_taken_where_nothing_waits() -> None:
+    admission = Admission(max_queued=100, ttft_s=3.0)
+    admission.check([1000], line())
+    assert refusal(admission, [1000], line(20)).retry_after_s == pytest.approx(0.2)
+
+
+def test_the_prompts_of_a_call_wait_for_each_other() -> None:
+    admission = Admission(max_queued=100, ttft_s=3.0)
+    admission.check([100, 100], line(40))
+    assert refusal(admission, [100, 100, 100], line(40)).retry_after_s == pytest.approx(0.4)
+
+
+def test_what_fits_the_context_but_no_pool_is_refused_with_the_limit_E5() -> None:
+    capacity = Capacity(1000)
+    capacity.learn("p0", layout(100))
+    capacity.learn("d0", layout(10))
+    capacity.check(spec(20, 20))
+    for too_long in (spec(21, 20), spec(20, 21)):
+        with pytest.raises(PromptTooLong, match="maximum context length is 40 tokens"):
+            capacity.check(too_long)
+    assert capacity.max_output(30) == 10
+    with pytest.raises(PromptTooLong):
+        capacity.max_output(40)
+
+
+def test_choices_that_no_pool_can_hold_together_are_refused_E5() -> None:
+    capacity = Capacity(1000)
+    capacity.learn("d0", layout(10))
+    capacity.check(spec(20, 4, num_choices=5))
+    with pytest.raises(InvalidRequest, match=r"n=6 choices .* need 11 KV blocks together"):
+        capacity.check(spec(20, 4, num_choices=6))
