@@ -19,6 +19,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from daemon.errors import ConfigError, InvalidRequest
 from daemon.tokenizer_files import named_tokens, read_json
 
+# What a template may end in that meets messages or variables it was not written for.
+_REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+)
+
 
 class ChatTemplate:
     """One model's chat format."""
@@ -61,7 +72,7 @@ class ChatTemplate:
         scope |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
             return self._template.render(scope)
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except _REFUSALS as error:
             reason = str(error)[:200]
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {reason}", param="messages"

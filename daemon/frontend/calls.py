@@ -6,6 +6,7 @@ room a prompt leaves. Long texts are tokenised in a thread, after a look at thei
 
 import asyncio
 import random
+import re
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TypeVar
@@ -24,6 +25,8 @@ Result = TypeVar("Result")
 
 MAX_SCORES = 1_000_000
 _LONG_TEXT_CHARS = 2048  # about a millisecond of tokenising
+_CHARS_PER_MESSAGE = 32  # what a template puts around one, about
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _LOWEST_TEMPERATURE = 1e-5
 
 
@@ -84,13 +87,24 @@ async def plan_chat(body: ChatBody, model: ServedModel, max_output: MaxOutput) -
         InvalidRequest: not with this model.
     """
     model.check_name(body.model)
-    num_chars = sum(len(message.text) for message in body.messages)
+    try:
+        prompt = await _chat_tokens(body, model)
+        spec = _spec(body, prompt, model, max_output, None)
+    except PromptTooLong as error:
+        error.param = "messages"
+        raise
+    return _call(Dialect.CHAT, body, [spec], None)
+
+
+async def _chat_tokens(body: ChatBody, model: ServedModel) -> list[int]:
+    num_chars = sum(len(message.text) + len(message.name or "") for message in body.messages)
     num_chars += len(str(body.chat_template_kwargs or ""))
     _check_size(num_chars, model)
+    num_chars += _CHARS_PER_MESSAGE * len(body.messages)
     prompt = await _aside_if_long(num_chars, lambda: _chat_prompt(body, model))
     if not prompt:
         raise InvalidRequest("The chat is empty for this model.", param="messages")
-    return _call(Dialect.CHAT, body, [_spec(body, prompt, model, max_output, None)], None)
+    return prompt
 
 
 def _chat_prompt(body: ChatBody, model: ServedModel) -> list[int]:
@@ -111,8 +125,11 @@ async def _tokenise_all(
     prompts: Sequence[Prompt], model: ServedModel, special: bool
 ) -> list[list[int]]:
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    for text in texts:
-        _check_size(len(text), model)
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            _check_size(len(prompt), model)
+        elif len(prompt) > model.max_context:
+            raise PromptTooLong(num_prompt=len(prompt), num_output=1, limit=model.max_context)
 
     def tokenise() -> list[list[int]]:
         return [_tokenise(prompt, model.tokenizer, special) for prompt in prompts]
@@ -221,12 +238,10 @@ def _given(value: float | None, default: float) -> float:
 
 
 def _logit_bias(body: CommonBody, tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
-    try:
-        biases = {int(key): bias for key, bias in (body.logit_bias or {}).items()}
-    except ValueError as error:
-        raise InvalidRequest(
-            "'logit_bias' must have token ids as its keys.", param="logit_bias"
-        ) from error
+    given = body.logit_bias or {}
+    if not all(map(_TOKEN_ID.fullmatch, given)):
+        raise InvalidRequest("'logit_bias' must have token ids as its keys.", param="logit_bias")
+    biases = {int(key): bias for key, bias in given.items()}
     _check_vocabulary(list(biases), tokenizer, "logit_bias")
     return tuple(sorted(biases.items()))
 

@@ -1,19 +1,20 @@
 """The two request bodies, checked once: types, ranges, and what is known but not offered.
 
-Fields that nobody here knows are ignored, as the API's clients add new ones all the time. Fields
-of the API (and of vLLM) that this service does not offer are refused by name unless they hold
-their default. Nothing here needs the model; what does is in `daemon.frontend.calls`.
+Fields that nobody here knows are ignored, as the API's clients add new ones all the time; null
+means "not given" everywhere. Nothing here needs the model; what does is in
+`daemon.frontend.calls`.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 import orjson
 from msgspec import Meta
 
 from daemon.errors import InvalidJson, InvalidRequest, UnsupportedParameter
+from daemon.frontend.unsupported import refuse_unsupported
 
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
@@ -22,7 +23,15 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1_000
+MAX_TEMPLATE_DEPTH = 16
 DEFAULT_COMPLETION_TOKENS = 16
+
+# Reading a body holds the interpreter, a thread would not help: these take a tenth of a second.
+# No text of so many marks and no list of so many ids would fit any model's context.
+MAX_VALUES = 1_000_000
+MAX_CONTAINERS = 250_000
 
 Prompt = str | Sequence[int]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
@@ -39,11 +48,29 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class CommonBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What completions and chats have in common; None always means "not given"."""
+class IgnoredFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What every client may say of itself and of its request; nothing here depends on it."""
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class CommonBody(IgnoredFields, frozen=True, kw_only=True):
+    """What completions and chats have in common; None always means "not given".
+
+    `elsewhere` are fields that only the other endpoint has, with the values that change nothing.
+    """
+
+    elsewhere: ClassVar[Mapping[str, tuple[object, ...]]] = {}
 
     model: str | None = None
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -55,6 +82,7 @@ class CommonBody(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     seed: int | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: int | None = None
     stop: str | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
@@ -81,8 +109,12 @@ class CommonBody(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requested_tokens(self) -> int | None:
-        """The longest answer that the client wants; None for whatever fits."""
-        return self.max_tokens
+        """The longest answer that the client wants; None for whatever fits.
+
+        Of the two names of this length the newer one counts, on both endpoints.
+        """
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
 
     def check(self) -> None:
         """What concerns several fields at once.
@@ -103,15 +135,18 @@ class CommonBody(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(
                 f"'min_tokens' must not be larger than 'max_tokens' ({wanted}).", param="min_tokens"
             )
+        if self.best_of not in (None, self.num_choices):
+            raise UnsupportedParameter("'best_of' must be equal to 'n'.", param="best_of")
 
 
 class CompletionBody(CommonBody, frozen=True, kw_only=True):
     """`POST /v1/completions`."""
 
+    elsewhere = {"messages": (), "top_logprobs": (0,)}
+
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: NumLogprobs | None = None
-    best_of: int | None = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -119,7 +154,8 @@ class CompletionBody(CommonBody, frozen=True, kw_only=True):
 
     @property
     def requested_tokens(self) -> int | None:
-        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        wanted = super().requested_tokens
+        return DEFAULT_COMPLETION_TOKENS if wanted is None else wanted
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -135,17 +171,16 @@ class CompletionBody(CommonBody, frozen=True, kw_only=True):
         """As `CommonBody.check`, and the prompts."""
         super().check()
         _check_prompts(self.prompt)
-        if self.max_tokens == 0 and not self.echo:
+        if self.requested_tokens == 0 and not self.echo:
             raise InvalidRequest(
                 "'max_tokens' must be at least 1 unless 'echo' is true.", param="max_tokens"
             )
-        if self.best_of not in (None, self.num_choices):
-            raise UnsupportedParameter("'best_of' must be equal to 'n'.", param="best_of")
 
 
-class TextPart(msgspec.Struct, frozen=True, tag="text"):
+class TextPart(msgspec.Struct, frozen=True):
     """A piece of a message's content; text is the only kind that a text model reads."""
 
+    type: Literal["text"]
     text: str
 
 
@@ -153,7 +188,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One turn of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Meta(min_length=1)]
+    content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=MAX_PARTS)]
     name: str | None = None
 
     @property
@@ -173,8 +208,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 class ChatBody(CommonBody, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    elsewhere = {"prompt": (), "echo": (False,)}
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     add_generation_prompt: bool | None = None
@@ -183,11 +219,6 @@ class ChatBody(CommonBody, frozen=True, kw_only=True):
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def requested_tokens(self) -> int | None:
-        newer = self.max_completion_tokens
-        return self.max_tokens if newer is None else newer
 
     def check(self) -> None:
         """As `CommonBody.check`, and what only chats have."""
@@ -198,6 +229,11 @@ class ChatBody(CommonBody, frozen=True, kw_only=True):
             raise InvalidRequest(
                 "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
             )
+        if _is_deeper(self.chat_template_kwargs, MAX_TEMPLATE_DEPTH):
+            raise InvalidRequest(
+                f"'chat_template_kwargs' must not be nested more than {MAX_TEMPLATE_DEPTH} deep.",
+                param="chat_template_kwargs",
+            )
 
 
 def read_body(raw: bytes, kind: type[BodyType]) -> BodyType:
@@ -206,12 +242,13 @@ def read_body(raw: bytes, kind: type[BodyType]) -> BodyType:
     Raises:
         InvalidRequest: it is no JSON, has a wrong field, or asks for what is not offered.
     """
+    _check_extent(raw)
     try:
         content = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise InvalidJson(f"The body is not valid JSON: {error}.") from error
     if isinstance(content, dict):
-        _refuse_unsupported(content)
+        refuse_unsupported(content, kind.elsewhere)
     try:
         body = msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
@@ -220,70 +257,28 @@ def read_body(raw: bytes, kind: type[BodyType]) -> BodyType:
     return body
 
 
-# Fields that exist elsewhere and are not offered here, each with the values that change nothing.
-_NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
-    "allowed_token_ids": (),
-    "audio": (),
-    "bad_words": ([],),
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "function_call": ("none",),
-    "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
-    "kv_transfer_params": (),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "modalities": (["text"],),
-    "prediction": (),
-    "priority": (0,),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
-    "structured_outputs": (),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "web_search_options": (),
-}
-_UNSUPPORTED_IN_MESSAGES = ("tool_calls", "function_call", "audio")
+def _check_extent(raw: bytes) -> None:
+    """Before anything is read: at most so many values, fields and containers can be in it."""
+    num_opened = raw.count(b"[") + raw.count(b"{")
+    if raw.count(b",") > MAX_VALUES or max(num_opened, raw.count(b":")) > MAX_CONTAINERS:
+        raise InvalidRequest(
+            f"The body holds more than {MAX_VALUES} values, "
+            f"or {MAX_CONTAINERS} fields, lists and objects."
+        )
 
 
-def _refuse_unsupported(content: Mapping[str, Any]) -> None:
-    for name in _NEUTRAL_VALUES.keys() & content.keys():
-        value = content[name]
-        if value is not None and value not in _NEUTRAL_VALUES[name]:
-            raise _unsupported(name)
-    messages = content.get("messages")
-    for index, message in enumerate(messages if isinstance(messages, list) else []):
-        if isinstance(message, dict):
-            _refuse_unsupported_message(f"messages[{index}]", message)
+def _is_deeper(value: object, limit: int) -> bool:
+    """Level by level, so that no depth can exhaust the stack."""
+    level = [value]
+    for _ in range(limit + 1):
+        level = [inner for outer in level for inner in _children(outer)]
+    return bool(level)
 
 
-def _refuse_unsupported_message(path: str, message: Mapping[str, Any]) -> None:
-    for name in _UNSUPPORTED_IN_MESSAGES:
-        if message.get(name):
-            raise _unsupported(f"{path}.{name}")
-    if message.get("role") in ("tool", "function"):
-        raise UnsupportedParameter("Messages of tools are not supported.", param=f"{path}.role")
-    content = message.get("content")
-    for index, part in enumerate(content if isinstance(content, list) else []):
-        if isinstance(part, dict) and part.get("type") in ("image_url", "input_audio", "file"):
-            raise UnsupportedParameter(
-                "This model reads text only.", param=f"{path}.content[{index}].type"
-            )
-
-
-def _unsupported(name: str) -> UnsupportedParameter:
-    return UnsupportedParameter(f"'{name}' is not supported by this service.", param=name)
+def _children(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
 
 
 def _check_prompts(given: str | list[str | int | list[int]]) -> None:
@@ -312,5 +307,6 @@ def _explain(text: str) -> InvalidRequest:
         path = f"{path}.{missing['name']}".lstrip(".")
         return InvalidRequest(f"'{path}' is required.", param=path)
     problem = problem[:1].lower() + problem[1:].replace("`", "").replace(" | null", "")
+    problem = problem.replace("int, got float", "a whole number of at most 64 bits")
     where = f"'{path}'" if path else "The body"
     return InvalidRequest(f"{where} is invalid: {problem[:200]}.", param=path or None)

@@ -86,6 +86,25 @@ def test_a_template_that_reaches_for_what_is_not_there_is_refused() -> None:
         ChatTemplate("{{ messages[0].content.none.such }}").render(CHATS[0])
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for tool in tools %}{{ tool.name }}{% endfor %}",
+        "{{ tools + 'x' }}",
+        "{{ messages[9].role }}",
+        "{{ tools.name.first }}",
+        "{{ tools | tojson | int(base=99) }}{{ tools() }}",
+        "{% macro again(x) %}{{ again(x) }}{% endmacro %}{{ again(tools) }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+    ],
+)
+def test_what_a_template_cannot_do_with_a_clients_variables_is_the_clients_mistake(
+    source: str,
+) -> None:
+    with pytest.raises(InvalidRequest, match="chat template refuses"):
+        ChatTemplate(source).render(CHATS[0], extra={"tools": 5})
+
+
 def test_a_template_cannot_leave_its_sandbox() -> None:
     template = ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(InvalidRequest):

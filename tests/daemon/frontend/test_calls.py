@@ -1,10 +1,12 @@
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from daemon.chat_template import ChatTemplate
 from daemon.errors import InvalidRequest, PromptTooLong
 from daemon.frontend.calls import Dialect, plan_completion
 from daemon.frontend.schema import CompletionBody, read_body
@@ -35,7 +37,7 @@ async def test_a_prompt_may_be_several_lists_of_token_ids(model: ServedModel) ->
 
 
 @pytest.mark.parametrize("prompt", ["", [""], [[]]])
-async def test_an_empty_prompt_is_the_models_own_beginning(
+async def test_an_empty_prompt_is_the_models_own_beginning_E1(
     model_with_bos: ServedModel, prompt: Any
 ) -> None:
     assert (await spec_of(model_with_bos, prompt=prompt)).prompt == (
@@ -58,7 +60,7 @@ async def test_a_chat_is_put_into_the_models_format(model: ServedModel) -> None:
     )
 
 
-async def test_parts_of_a_message_are_joined(model: ServedModel) -> None:
+async def test_parts_of_a_message_are_joined_E24(model: ServedModel) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     prompt = (await chat(model, messages=[{"role": "user", "content": parts}])).specs[0].prompt
     assert "one\ntwo" in model.tokenizer.decode(prompt)
@@ -71,7 +73,7 @@ async def test_a_developer_is_the_system(model: ServedModel) -> None:
     )
 
 
-async def test_the_assistant_may_have_the_last_word(model: ServedModel) -> None:
+async def test_the_assistant_may_have_the_last_word_E24(model: ServedModel) -> None:
     call = await chat(model, messages=[USER, {"role": "assistant", "content": "Hi"}])
     assert model.tokenizer.decode(call.specs[0].prompt).endswith("Hi\nassistant\n")
 
@@ -102,23 +104,64 @@ def untouched(tmp_path: Path) -> ServedModel:
     )
 
 
-async def test_a_text_far_too_long_is_refused_before_it_is_tokenised(
-    untouched: ServedModel,
+@pytest.mark.parametrize("prompt", ["x" * 5_000_000, [-1] * 300_000, [[5], [-1] * 257]])
+async def test_a_prompt_far_too_long_is_refused_before_it_is_looked_at_D5_E3(
+    untouched: ServedModel, prompt: Any
 ) -> None:
-    with pytest.raises(PromptTooLong, match="maximum context length is 256 tokens"):
-        await completion(untouched, prompt="x" * 5_000_000)
+    with pytest.raises(PromptTooLong, match="maximum context length is 256 tokens") as refusal:
+        await completion(untouched, prompt=prompt)
+    assert refusal.value.param == "prompt"
 
 
-async def test_a_chat_far_too_long_is_refused_before_it_is_tokenised(
+async def test_a_chat_far_too_long_is_refused_before_it_is_tokenised_D5(
     untouched: ServedModel,
 ) -> None:
-    with pytest.raises(PromptTooLong):
+    with pytest.raises(PromptTooLong) as refusal:
         await chat(untouched, messages=[{"role": "user", "content": "x" * 5_000_000}])
+    assert refusal.value.param == "messages"
 
 
-async def test_a_prompt_that_leaves_no_room_is_refused(model: ServedModel) -> None:
-    with pytest.raises(PromptTooLong):
-        await completion(model, prompt=[5] * 256)
+@pytest.mark.parametrize("num_prompt", [256, 257, 1000])
+async def test_a_prompt_that_leaves_no_room_is_refused_by_its_length_and_the_limit_E3(
+    model: ServedModel, num_prompt: int
+) -> None:
+    with pytest.raises(PromptTooLong) as refusal:
+        await completion(model, prompt=[5] * num_prompt)
+    assert refusal.value.message.startswith(
+        "This model's maximum context length is 256 tokens. However, you requested "
+        f"{num_prompt + 1} tokens ({num_prompt} in the prompt, 1 for the completion)."
+    )
+
+
+async def test_a_chat_that_leaves_no_room_is_refused_by_the_name_of_its_field(
+    model: ServedModel,
+) -> None:
+    with pytest.raises(PromptTooLong) as refusal:
+        await chat(model, messages=[USER] * 100)
+    assert refusal.value.param == "messages"
+
+
+class WatchedTemplate(ChatTemplate):
+    """Notes the threads in which it is rendered."""
+
+    def __init__(self) -> None:
+        super().__init__("hello")
+        self.threads: set[int] = set()
+
+    def render(self, *messages: Any, **how: Any) -> str:
+        self.threads.add(threading.get_ident())
+        return super().render(*messages, **how)
+
+
+async def test_many_messages_of_few_letters_are_rendered_beside_the_event_loop_D5(
+    model: ServedModel,
+) -> None:
+    """Two hundred thousand empty messages once held up everybody for half a second."""
+    template = WatchedTemplate()
+    watched = msgspec.structs.replace(model, chat_template=template)
+    await chat(watched, messages=[{"role": "user", "content": ""}] * 1000)
+    assert template.threads
+    assert threading.get_ident() not in template.threads
 
 
 async def test_a_long_text_makes_the_same_tokens_in_its_thread(model: ServedModel) -> None:
@@ -142,7 +185,7 @@ async def test_a_chat_has_whatever_fits_unless_told(model: ServedModel) -> None:
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-async def test_a_huge_length_is_capped_to_what_fits(model: ServedModel, field: str) -> None:
+async def test_a_huge_length_is_capped_to_what_fits_E4(model: ServedModel, field: str) -> None:
     (spec,) = (await chat(model, **{field: 10**9})).specs
     assert spec.sampling.max_tokens == 256 - len(spec.prompt)
 
@@ -227,7 +270,7 @@ async def test_a_choice_ends_by_the_models_tokens_and_the_clients(
     ("stop", "expected"),
     [("", ()), ([""], ()), ([], ()), (None, ()), ("a", ("a",)), (["a", "", "b"], ("a", "b"))],
 )
-async def test_empty_stop_strings_stop_nothing(
+async def test_empty_stop_strings_stop_nothing_E21(
     model: ServedModel, stop: Any, expected: tuple[str, ...]
 ) -> None:
     assert (await spec_of(model, stop=stop)).stop == expected

@@ -1,0 +1,91 @@
+"""Fields that exist elsewhere and are not offered here: refused by name unless they change nothing.
+
+A client that asks for tools, a grammar or an image must not get an answer without them. Fields
+that nobody here has heard of are none of this module's business: they are ignored.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from daemon.errors import UnsupportedParameter
+
+# Each with the values that change nothing; null is one of them everywhere.
+_NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "modalities": (["text"],),
+    "prediction": (),
+    "priority": (0,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+_UNSUPPORTED_IN_MESSAGES = ("tool_calls", "function_call", "audio")
+_NO_TEXT = ("image_url", "input_audio", "file")
+
+
+def refuse_unsupported(
+    content: Mapping[str, Any], elsewhere: Mapping[str, tuple[object, ...]]
+) -> None:
+    """`elsewhere` are the fields that only the other endpoint has, with their neutral values.
+
+    Raises:
+        UnsupportedParameter: a field asks for what is not offered.
+    """
+    for name in _unneutral(content, _NEUTRAL_VALUES):
+        raise _unsupported(name)
+    for name in _unneutral(content, elsewhere):
+        raise UnsupportedParameter(f"'{name}' is no field of this endpoint.", param=name)
+    messages = content.get("messages")
+    for index, message in enumerate(messages if isinstance(messages, list) else []):
+        if isinstance(message, dict):
+            _refuse_in_message(f"messages[{index}]", message)
+
+
+def _unneutral(content: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...]]) -> list[str]:
+    """The fields among these that ask for something, in the order of their names."""
+    given = sorted(neutral.keys() & content.keys())
+    return [
+        name for name in given if content[name] is not None and content[name] not in neutral[name]
+    ]
+
+
+def _refuse_in_message(path: str, message: Mapping[str, Any]) -> None:
+    for name in _UNSUPPORTED_IN_MESSAGES:
+        if message.get(name):
+            raise _unsupported(f"{path}.{name}")
+    if message.get("role") in ("tool", "function"):
+        raise UnsupportedParameter("Messages of tools are not supported.", param=f"{path}.role")
+    content = message.get("content")
+    for index, part in enumerate(content if isinstance(content, list) else []):
+        if isinstance(part, dict) and part.get("type") in _NO_TEXT:
+            raise UnsupportedParameter(
+                "This model reads text only.", param=f"{path}.content[{index}].type"
+            )
+
+
+def _unsupported(name: str) -> UnsupportedParameter:
+    return UnsupportedParameter(f"'{name}' is not supported by this service.", param=name)
