@@ -153,10 +153,10 @@ def _serve_parser() -> argparse.ArgumentParser:
            "the planner choose for this machine and these:", metavar="FILE|auto")  # fmt: skip
     option("workload", "auto: what is sent, in the words of `distserve plan`", metavar="NAME|CSV")
     option("rate", "auto: requests per second to carry (default: the best unit)", type=float)
-    option("ttft", "auto: target for the time to first token, such as 200ms", metavar="TIME")
+    option("ttft", "auto, slo: target for the time to first token, such as 200ms", metavar="TIME")
     option("tpot", "auto: target for the time per output token", metavar="TIME")
-    option("profile", "auto: a table by `distserve profile` (default: a rough sheet of a core)",
-           metavar="FILE")  # fmt: skip
+    option("profile", "auto, slo: a table by `distserve profile` (default: a rough sheet of a "
+           "core; slo: what is measured while it serves)", metavar="FILE")  # fmt: skip
     option("node", "this node's name in the placement (default: the only one there, else the "
            "host's)", metavar="NAME")  # fmt: skip
     option("nodes", "where the daemons of nodes that share instances listen for each other; in the "
@@ -176,6 +176,13 @@ def _serve_parser() -> argparse.ArgumentParser:
            "`distserve profile` measures it; a placement file's own wins", type=int)  # fmt: skip
     option("max-batch", "choices that decode together at most", type=int)
     option("max-queued", "requests that may wait before 429 is answered", type=int)
+    option("admission", "full: nobody is refused until max-queued wait; slo: nor who would have to "
+           "wait past --ttft", choices=["full", "slo"])  # fmt: skip
+    option("queue-timeout-s", "seconds a request may wait for its prefill, then 429", type=float)
+    option("request-timeout-s", "seconds a request may take in all, then 504", type=float)
+    option("outage-timeout-s", "seconds a request waits for an instance to come up, then 503",
+           type=float)  # fmt: skip
+    option("max-retries", "how often what a failed worker had of a request is done again", type=int)
     option("threads-per-worker", "compute threads (default: an equal share of the cores)", type=int)
     option("drain-s", "seconds that running requests get at the end", type=float)
     option("start-timeout-s", "seconds a worker may take to be ready", type=float)

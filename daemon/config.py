@@ -24,6 +24,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 AUTO = "auto"  # a placement that the planner is to find ...
 SEARCHED = ("workload", "rate", "ttft", "tpot", "profile")  # ... for these
+SLO = "slo"  # an admission that refuses who would miss the target ...
+PROMISED = ("ttft", "profile")  # ... that is given here, by the times that are measured here
 
 # What a placement says instead.
 COUNTED = (
@@ -81,10 +83,15 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_batch: Annotated[int, msgspec.Meta(ge=16)] = 256  # a request may have 16 choices
     chunk_tokens: Positive | None = None
     max_queued: Positive = 1024
+    admission: Literal["full", "slo"] = "full"
+    queue_timeout_s: Seconds = 300.0
+    request_timeout_s: Seconds = 3600.0
+    outage_timeout_s: Seconds = 60.0
     max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 3
     threads_per_worker: Positive | None = None
     drain_s: Seconds = 30.0
     start_timeout_s: Seconds = 600.0
+    wedged_after_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 10.0
     run_dir: str | None = None
     log_level: LogLevel = "info"
 
@@ -153,9 +160,13 @@ def _check_source(values: dict[str, Any]) -> None:
             f"placement and {counted[0]} exclude each other: a placement says which instances "
             "there are and in which shapes"
         )
-    searched = [key for key in SEARCHED if key in values]
+    is_slo = values.get("admission") == SLO
+    searched = [key for key in SEARCHED if key in values and not (is_slo and key in PROMISED)]
     if searched and values.get("placement") != AUTO:
-        raise ConfigError(f"{searched[0]} is for a placement that is searched: placement = auto")
+        or_slo = ", or an admission by target: admission = slo" if searched[0] in PROMISED else ""
+        raise ConfigError(
+            f"{searched[0]} is for a placement that is searched: placement = auto{or_slo}"
+        )
 
 
 def _check(config: DaemonConfig) -> None:
@@ -163,3 +174,5 @@ def _check(config: DaemonConfig) -> None:
         raise ConfigError("nobody prefills: set prefill or mixed to 1 or more")
     if not config.decode + config.mixed:
         raise ConfigError("nobody decodes: set decode or mixed to 1 or more")
+    if config.admission == SLO and config.ttft is None:
+        raise ConfigError("admission = slo needs a target for the time to first token: set ttft")

@@ -26,6 +26,9 @@ _LATENCY_BUCKETS_S = (
 _TPOT_BUCKETS_S = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0,
 )  # fmt: skip
+_LAG_BUCKETS_S = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+)  # fmt: skip
 _TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 _BLOCK_STATES = ("free", "held", "in_use")
@@ -75,7 +78,7 @@ class Metrics:
         )
         self._refused = Counter(
             "distserve_requests_refused",
-            "Requests refused at the door, by reason",
+            "Requests refused at the door, or before their prefill, by reason",
             ["reason"],
             registry=self.registry,
         )
@@ -103,6 +106,12 @@ class Metrics:
             buckets=_LATENCY_BUCKETS_S,
             registry=self.registry,
         )
+        self._lag = Histogram(
+            "distserve_event_loop_lag_seconds",
+            "How late the daemon's event loop runs what is due",
+            buckets=_LAG_BUCKETS_S,
+            registry=self.registry,
+        )
         self._blocks = Gauge(
             "distserve_kv_blocks",
             "KV blocks by instance and state",
@@ -127,6 +136,18 @@ class Metrics:
             ["instance"],
             registry=self.registry,
         )
+        self._wedged = Counter(
+            "distserve_wedged",
+            "Times that an instance got nowhere for too long and was replaced",
+            ["instance"],
+            registry=self.registry,
+        )
+        self._progress_age = Gauge(
+            "distserve_instance_progress_age_seconds",
+            "How long ago an instance last answered or, where it has work, last took a step",
+            ["instance"],
+            registry=self.registry,
+        )
 
     def render(self, phases: Mapping[str, int]) -> tuple[str, bytes]:
         """(content type, exposition). `phases` says how many trips are where at this moment."""
@@ -141,7 +162,11 @@ class Metrics:
     def tokens(self, count: int) -> None:
         self._output_tokens.inc(count)
 
+    def loop_lagged(self, lag_s: float) -> None:
+        self._lag.observe(lag_s)
+
     def refused(self, error: ServeError) -> None:
+        """A request that was taken, but never begun, counts as ended too."""
         self._refused.labels(error.code or error.kind).inc()
 
     def retried(self, num_choices: int) -> None:
@@ -167,12 +192,21 @@ class Metrics:
 
     def instance_up(self, spec: InstanceSpec, kernels: str) -> None:
         self._up.labels(*_labels(spec, kernels)).set(1)
+        self._wedged.labels(spec.name)  # a count of 0 is shown
 
     def instance_down(self, spec: InstanceSpec, kernels: str) -> None:
         """What a dead incarnation held and did is no more."""
         self._up.labels(*_labels(spec, kernels)).set(0)
+        self._progress_age.labels(spec.name).set(0)
         for state in _BLOCK_STATES:
             self._blocks.labels(spec.name, state).set(0)
+
+    def got_on(self, instance: str, age_s: float) -> None:
+        """How long ago an instance last got on."""
+        self._progress_age.labels(instance).set(age_s)
+
+    def wedged(self, instance: str) -> None:
+        self._wedged.labels(instance).inc()
 
     def restarted(self, instance: str) -> None:
         self._restarts.labels(instance).inc()

@@ -89,3 +89,18 @@ def test_a_broken_model_configuration_is_refused(tmp_path: Path, text: str, why:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=rf"config\.json .*{why}"):
         model_context(DaemonConfig(model=str(tmp_path)))
+
+
+def test_an_admission_by_target_needs_one(tmp_path: Path) -> None:
+    file = written(tmp_path, 'admission = "slo"\n')
+    with pytest.raises(ConfigError, match="needs a target for the time to first token: set ttft"):
+        read_config(file, {})
+    assert read_config(file, {"ttft": "200ms"}).ttft == "200ms"
+
+
+@pytest.mark.parametrize(("key", "value"), [("ttft", "1s"), ("profile", "table.json")])
+def test_a_target_or_a_table_that_nobody_would_look_at_is_refused(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key} is for .*placement = auto, .*admission = slo"):
+        read_config(None, {key: value})
+    with pytest.raises(ConfigError, match=r"tpot is for a placement that is searched"):
+        read_config(None, {"tpot": "1s", "ttft": "1s", "admission": "slo"})

@@ -2,6 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from daemon.errors import Draining, NotReady, QueueFull, QueueTimeout, ServeError, SloMissed
 from daemon.metrics import Metrics
 from ipc.messages import Stats
 from ipc.vocabulary import InstanceSpec, Parallelism, Role
@@ -42,3 +43,32 @@ def test_an_instance_that_is_up_tells_its_shape() -> None:
     text = metrics.render({})[1].decode()
     labels = 'instance="decode-0",kernels="torch",pp="3",role="decode",tp="2"'
     assert f"distserve_instance_up{{{labels}}} 1.0" in text
+
+
+def test_refusals_are_told_apart_by_their_reason() -> None:
+    metrics = Metrics("tiny")
+    refusals: list[ServeError] = [
+        QueueFull("full"),
+        SloMissed("late"),
+        QueueTimeout("waited"),
+        NotReady("starting"),
+        Draining(),
+    ]
+    for number, error in enumerate(refusals):
+        for _ in range(number + 1):
+            metrics.refused(error)
+    assert samples(metrics, "distserve_requests_refused_total") == {
+        "queue_full": 1,
+        "slo": 2,
+        "queue_timeout": 3,
+        "not_ready": 4,
+        "draining": 5,
+    }
+
+
+def test_the_loop_s_lag_is_counted_into_buckets() -> None:
+    metrics = Metrics("tiny")
+    for lag_s in (0.0, 0.004, 0.3):
+        metrics.loop_lagged(lag_s)
+    buckets = samples(metrics, "distserve_event_loop_lag_seconds_bucket")
+    assert (buckets["0.0005"], buckets["0.005"], buckets["0.25"], buckets["+Inf"]) == (1, 2, 2, 3)
