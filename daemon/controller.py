@@ -75,7 +75,7 @@ class Controller:
     ) -> None:
         self.instances = InstanceTable()
         self.is_draining = False
-        self._trips = Trips(self.instances)
+        self._trips = Trips(self.instances, clock)
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._capacity = capacity
@@ -226,6 +226,7 @@ class Controller:
         if trip is None:
             return
         trip.request.clock.decoding(started_s)
+        trip.times.decoding(started_s)
         delta = trip.take(row)
         self._deal(trip, row.seq_id, delta)
         if delta.finished is not row.finished:  # by a stop string, which the leader cannot see
@@ -242,9 +243,11 @@ class Controller:
             self._trips.release(event.request_id)
             return
         trip.request.clock.prefilled(event.started_s, event.ended_s)
+        trip.times.prefill_s = (event.started_s, event.ended_s)
         is_kept = event.handle is None and not all(event.finished)
         if is_kept:
             self._trips.decodes_at(trip, instance)
+            trip.times.decode_instance = instance.name
             trip.enter(Phase.DECODE)
         self._deal_first(trip, event)
         if not trip.choices:
@@ -281,6 +284,7 @@ class Controller:
         trip = self._trips.get(event.request_id)
         if trip is not None:
             trip.request.clock.pulled(event.started_s, event.ended_s)
+            trip.times.pull_s = (event.started_s, event.ended_s)
             trip.enter(Phase.DECODE)
 
     def _preempted(self, seq_id: int) -> None:

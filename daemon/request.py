@@ -89,6 +89,23 @@ class StageClock:
         )
 
 
+class TripTimes:
+    """When and where one trip passed its stages, CLOCK_MONOTONIC seconds; for timelines."""
+
+    def __init__(self, started_s: float) -> None:
+        self.started_s = started_s
+        self.prefill_instance: str | None = None
+        self.prefill_s: tuple[float, float] | None = None
+        self.decode_instance: str | None = None
+        self.pull_s: tuple[float, float] | None = None
+        self.decode_started_s: float | None = None
+        self.ended_s: float | None = None
+
+    def decoding(self, started_s: float) -> None:
+        if self.decode_started_s is None:
+            self.decode_started_s = started_s
+
+
 class Choice:
     """One continuation of a prompt: its tokens, its text, and how it ended."""
 
@@ -151,12 +168,19 @@ class Trip:
     """
 
     def __init__(
-        self, request_id: int, request: Request, choices: dict[int, Choice], num_retries: int = 0
+        self,
+        request_id: int,
+        request: Request,
+        choices: dict[int, Choice],
+        *,
+        now_s: float,
+        num_retries: int = 0,
     ) -> None:
         self.request_id = request_id  # on the wire; new for each trip
         self.request = request
         self.choices = choices  # by sequence id, unfinished ones only
         self.num_retries = num_retries
+        self.times = TripTimes(now_s)
         self.phase = Phase.WAITING
         self.instance: str | None = None  # who has it now
         self.output = tuple(next(iter(choices.values())).output)

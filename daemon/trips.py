@@ -5,7 +5,7 @@ Carries out what `dispatch` says and sends the commands; what events mean is the
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from daemon.instances import Instance, InstanceTable
 from daemon.request import ENDED, Choice, Phase, Request, Trip
@@ -28,8 +28,9 @@ class Held:
 class Trips:
     """All trips that have not ended, and all blocks that have not been released."""
 
-    def __init__(self, instances: InstanceTable) -> None:
+    def __init__(self, instances: InstanceTable, clock: Callable[[], float]) -> None:
         self._instances = instances
+        self._clock = clock
         self._ids = itertools.count(1)  # request ids and sequence ids: one never equals another
         self._trips: dict[int, Trip] = {}  # by request id on the wire
         self._by_sequence: dict[int, Trip] = {}  # unfinished choices only
@@ -61,7 +62,9 @@ class Trips:
     def start(self, request: Request, choices: Sequence[Choice], num_retries: int = 0) -> None:
         """Send choices of equal output on a new trip."""
         sequences = {next(self._ids): choice for choice in choices}
-        trip = Trip(next(self._ids), request, sequences, num_retries)
+        trip = Trip(
+            next(self._ids), request, sequences, now_s=self._clock(), num_retries=num_retries
+        )
         request.trips.append(trip)
         self._trips[trip.request_id] = trip
         for seq_id in trip.choices:
@@ -118,6 +121,7 @@ class Trips:
     def end(self, trip: Trip, phase: Phase) -> None:
         """The trip is over, whatever may still be heard of it."""
         trip.enter(phase)
+        trip.times.ended_s = self._clock()
         del self._trips[trip.request_id]
         if trip in self._unplaced:
             self._unplaced.remove(trip)
@@ -188,7 +192,7 @@ class Trips:
             prompt_logprobs=None if trip.output else spec.prompt_logprobs,
         )
         instance.queued[trip.request_id] = trip.num_tokens
-        trip.instance = instance.name
+        trip.instance = trip.times.prefill_instance = instance.name
         trip.enter(Phase.PREFILL)
         self.send(instance, command)
         return True
@@ -211,7 +215,7 @@ class Trips:
             prompt=request.spec.prompt,
             sampling=request.spec.sampling,
         )
-        held.reader = trip.instance = instance.name
+        held.reader = trip.instance = trip.times.decode_instance = instance.name
         self.decodes_at(trip, instance)
         self.send(instance, command)
         return True

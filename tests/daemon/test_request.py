@@ -30,7 +30,7 @@ def test_every_phase_has_its_table_and_an_end_has_no_next() -> None:
 def test_a_step_that_is_not_allowed_is_our_own_bug() -> None:
     spec = GenerationSpec(prompt=(1,), sampling=SamplingParams(max_tokens=1, seed=0))
     request = Request(spec, 1, TokenStream(1), 0.0)
-    trip = Trip(1, request, {2: Choice(0, None)})  # type: ignore[arg-type]
+    trip = Trip(1, request, {2: Choice(0, None)}, now_s=0.0)  # type: ignore[arg-type]
     trip.enter(Phase.PREFILL)
     trip.enter(Phase.FINISHED)
     with pytest.raises(AssertionError, match="trip 1"):
