@@ -186,6 +186,8 @@ def _serve_parser() -> argparse.ArgumentParser:
     option("threads-per-worker", "compute threads (default: an equal share of the cores)", type=int)
     option("drain-s", "seconds that running requests get at the end", type=float)
     option("start-timeout-s", "seconds a worker may take to be ready", type=float)
+    option("wedged-after-s", "seconds without progress after which an instance is replaced",
+           type=float)  # fmt: skip
     option("run-dir", "where the sockets live (default: $RUNTIME_DIRECTORY, "
            "$XDG_RUNTIME_DIR/distserved or /tmp/distserved-UID)", metavar="DIR")  # fmt: skip
     option("log-level", "the least that is logged", choices=get_args(LogLevel))

@@ -1,12 +1,13 @@
 """One life of one instance: its worker processes from start to reaping, under one epoch."""
 
 import asyncio
+import contextlib
 import logging
 
 from daemon.remote_node import RemoteWorker
 from daemon.worker_process import WorkerProcess
 from ipc.channel import ChannelClosed
-from ipc.messages import Broken, Command, Exit, Hello, Loading, Ready
+from ipc.messages import Audit, Broken, Command, Exit, Hello, Loading, Ready
 from ipc.sockets import DaemonSocket, PeerGone
 from ipc.vocabulary import InstanceSpec, WorkerName
 
@@ -51,8 +52,17 @@ class Incarnation:
         return WorkerName(self.spec.name)
 
     @property
+    def workers_here(self) -> list[WorkerName]:
+        """Those that hear us themselves and not through the daemon of their node."""
+        return [n for n, process in self.workers.items() if not isinstance(process, RemoteWorker)]
+
+    @property
     def is_ready(self) -> bool:
         return self._all_ready.is_set()
+
+    @property
+    def is_doomed(self) -> bool:
+        return self._doom.done()
 
     @property
     def progress(self) -> str:
@@ -108,12 +118,16 @@ class Incarnation:
         else:
             self._link.send(name, self.epoch, command)
 
+    def ask(self, beat: int) -> None:
+        """Have every worker here answer this beat."""
+        for name in self.workers_here:
+            with contextlib.suppress(PeerGone):  # its end is on the way
+                self.tell(name, Audit(beat))
+
     def tell_to_exit(self) -> None:
         for name in self.workers:
-            try:
+            with contextlib.suppress(PeerGone):
                 self.tell(name, Exit())
-            except PeerGone:
-                continue
 
     async def bury(self) -> None:
         """Kill and reap every process and give back what we hold of them.

@@ -37,6 +37,11 @@ class Instance:
         self.sequences: dict[int, int] = {}  # blocks in decode, by sequence id
         self.stats = Stats()
 
+    @property
+    def has_work(self) -> bool:
+        """It was given something that has not come back."""
+        return bool(self.queued or self.sequences)
+
     def can_hold(self, num_tokens: int) -> bool:
         return num_tokens <= self.layout.num_blocks * self.layout.block_size
 

@@ -27,6 +27,7 @@ from daemon.errors import AlreadyRunning, ConfigError, Draining, ExitError
 from daemon.feasibility import check_placement
 from daemon.frontend.app import Limits, build_app
 from daemon.frontend.served_model import ServedModel
+from daemon.heartbeat import Heartbeat
 from daemon.link_keys import keys_for
 from daemon.link_terms import terms_of
 from daemon.meeting_points import MeetingPoints
@@ -111,7 +112,10 @@ class Daemon:
 
     def _endless(self) -> Iterator[Coroutine[None, None, None]]:
         """What runs beside the instances until they have ended."""
-        yield worker_link.listen(self._link, self._supervisor, self._controller, self._host)
+        yield worker_link.listen(
+            self._link, self._supervisor, self._controller, self._heartbeat, self._host
+        )
+        yield self._heartbeat.run()
         yield self._console.serve()
         yield self._neighbours.run()
         if self._host is not None:
@@ -139,6 +143,12 @@ class Daemon:
             self._metrics,
             start_timeout_s=config.start_timeout_s,
             neighbours=self._neighbours,
+        )
+        self._heartbeat = Heartbeat(
+            self._supervisor,
+            self._controller.instances,
+            self._metrics,
+            wedged_after_s=config.wedged_after_s,
         )
         version = importlib.metadata.version("distserved")
         self._node = Node(config.model_id, version, self._controller, self._supervisor, self._host)

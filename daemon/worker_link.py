@@ -5,9 +5,11 @@ import logging
 from typing import assert_never
 
 from daemon.controller import Controller
+from daemon.heartbeat import Heartbeat
 from daemon.segment_host import SegmentHost
 from daemon.supervisor import Supervisor
 from ipc.messages import (
+    Alive,
     Broken,
     Event,
     Gone,
@@ -30,17 +32,18 @@ async def listen(
     link: DaemonSocket,
     supervisor: Supervisor,
     controller: Controller,
+    heartbeat: Heartbeat,
     host: SegmentHost | None = None,
 ) -> None:
-    """For ever. Starting and dying is the supervisor's business, work the controller's; workers
-    of instances of another home are the host's."""
+    """For ever. Starting and dying is the supervisor's business, work the controller's, signs of
+    life the heartbeat's; workers of instances of another home are the host's."""
     while True:
         try:
             async for sender, event in link.receive():
                 if host is not None and host.hosts(sender):
                     host.on_event(sender, event)
                 else:
-                    _route(sender, event, supervisor, controller)
+                    _route(sender, event, supervisor, controller, heartbeat)
                 # A receive that finds a message does not yield: under load, HTTP would starve.
                 await asyncio.sleep(0)
         except LinkBroken as error:
@@ -52,12 +55,21 @@ async def listen(
 
 
 def _route(
-    sender: Sender, event: Event | Tokens, supervisor: Supervisor, controller: Controller
+    sender: Sender,
+    event: Event | Tokens,
+    supervisor: Supervisor,
+    controller: Controller,
+    heartbeat: Heartbeat,
 ) -> None:
     worker, epoch = sender
     match event:
-        case Tokens() | Prefilled() | Pulled() | Gone() | Preempted() | Refused() | Stats():
+        case Tokens() | Prefilled() | Pulled() | Gone() | Preempted() | Refused():
             controller.on_event(worker.instance, epoch, event)
+        case Stats(beat=beat):
+            controller.on_event(worker.instance, epoch, event)
+            heartbeat.answered(sender, beat)
+        case Alive(beat):
+            heartbeat.answered(sender, beat)
         case Hello() | Loading() | Broken() | Ready():
             supervisor.on_event(worker, epoch, event)
         case _:

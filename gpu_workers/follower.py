@@ -16,7 +16,7 @@ from gpu_workers.leader import PULL_LOOK_S, Link, StepExecutor
 from gpu_workers.plan_bus import GroupBroken
 from gpu_workers.step_plan import Pull, PullResult, StepPlan, StepResult
 from ipc.kv_layout import LayoutMismatch
-from ipc.messages import Command, Exit, PeerDown, PeerUp
+from ipc.messages import Alive, Audit, Command, Exit, PeerDown, PeerUp
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,7 @@ class Follower:
             self.obey(self._link.receive(0))
             for plan in self._feed.receive():
                 self.carry_out(plan)
+                self.obey(self._link.receive(0))
             self._report_pulls()
             if self._exit_by_s is not None and time.monotonic() >= self._exit_by_s:
                 return
@@ -116,6 +117,8 @@ class Follower:
                     self._peers.introduce(command)
                 case PeerDown():
                     pass  # a plan will say when
+                case Audit(beat):
+                    self._link.send(Alive(beat))
                 case Exit():
                     self._exit_by_s = time.monotonic() + DISMISSAL_TIMEOUT_S
                 case _:

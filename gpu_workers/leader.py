@@ -2,7 +2,8 @@
 
 The leader alone decides what its instance runs next. Up to `max_in_flight` steps are under way at
 a time, collected in the order of their launch. It waits only when nothing can be planned and
-nothing has ended; every command, token and pull is an event, nothing is polled by sleeping.
+nothing has ended; every command, token and pull is an event, nothing is polled by sleeping. Before
+a step that may be long it says so, because it answers nobody meanwhile.
 """
 
 import logging
@@ -13,6 +14,8 @@ from typing import Any, Protocol, assert_never
 
 import msgspec
 
+from gpu_workers.auditor import Auditor
+from gpu_workers.forecast import Forecast, work_of
 from gpu_workers.scheduler import Scheduler
 from gpu_workers.step_plan import PullResult, StepPlan, StepResult
 from ipc.kv_layout import LayoutMismatch
@@ -36,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.25
 PULL_LOOK_S = 0.001
+LONG_S = 0.5  # no bound for a silent worker is shorter than twice that
 
 
 class Link(Protocol):
@@ -65,9 +69,13 @@ class Pulls(Protocol):
 
 
 class _InFlight(msgspec.Struct, frozen=True):
+    """A launched step. `until_s` is when it should have ended at the latest, if it is long."""
+
     launched: Any
     started_s: float
     has_rows: bool
+    work: float
+    until_s: float | None
 
 
 class _Stopwatch:
@@ -121,8 +129,12 @@ class Leader:
         self._in_flight: deque[_InFlight] = deque()
         self._is_exiting = False
         self._control = _Stopwatch()
+        self._forecast = Forecast()
+        self._busy_until_s: float | None = None
+        self._pulls_since_s: dict[int, float] = {}  # by request
+        self._beat = 0
         self._last_step_s = 0.0
-        self._audit_failures = 0
+        self._auditor = Auditor(scheduler.audit)
         self._stats_due_s = 0.0
         self._stats_sent: Stats | None = None
 
@@ -170,23 +182,47 @@ class Leader:
         return PULL_LOOK_S if self._scheduler.decodes.is_pulling else None
 
     def _launch(self, plan: StepPlan) -> None:
-        started_s = time.monotonic()
+        started_s, work = time.monotonic(), work_of(plan)
+        until_s = self._announce(work, started_s)
+        self._pulls_since_s |= {pull.handle.request_id: started_s for pull in plan.pulls}
         launched = self._executor.launch(plan)
         self._scheduler.launched(plan, started_s)
-        self._in_flight.append(_InFlight(launched, started_s, bool(plan.rows)))
+        self._in_flight.append(_InFlight(launched, started_s, bool(plan.rows), work, until_s))
+
+    def _announce(self, work: float, now_s: float) -> float | None:
+        """Say until when a step may take, if it may take long."""
+        longest_s = self._forecast.longest_s(work)
+        if longest_s < LONG_S:
+            return None
+        with self._control:
+            until_s = now_s + longest_s
+            self._busy_until_s = max(until_s, self._busy_until_s or 0.0)
+            self._send_stats(now_s)
+        return until_s
 
     def _collect(self, step: _InFlight) -> None:
         result = self._executor.collect(step.launched)
         ended_s = time.monotonic()
         self._last_step_s = ended_s
         with self._control:
+            self._learn(step, ended_s)
             self._scheduler.collect(result, started_s=step.started_s, ended_s=ended_s)
             self._take_pulls()
             self._flush()
 
+    def _learn(self, step: _InFlight, ended_s: float) -> None:
+        """What a step took; that it is over is told soon where it was announced."""
+        if step.has_rows:
+            self._forecast.observe(step.work, ended_s - step.started_s)
+        if step.until_s is not None:
+            untils = (s.until_s for s in self._in_flight if s.until_s is not None)
+            self._busy_until_s = max(untils, default=None)
+            self._stats_due_s = 0.0
+
     def _take_pulls(self) -> bool:
         pulls = self._exchange.finished()
         for pull in pulls:
+            self._pulls_since_s.pop(pull.request_id, None)
             self._scheduler.pulled(pull)
         return bool(pulls)
 
@@ -210,8 +246,9 @@ class Leader:
                 self._exchange.unmap_instance(instance, epoch)
             case SetRole(role, mixed):
                 self._scheduler.set_role(role, mixed)
-            case Audit():
-                self._stats_sent, self._stats_due_s = None, 0.0
+            case Audit(beat):
+                self._beat, self._stats_sent, self._stats_due_s = beat, None, 0.0
+                self._auditor.demand()
             case Exit():
                 self._is_exiting = True
             case _:
@@ -233,10 +270,10 @@ class Leader:
         """The books go out on the clock while steps run, and whenever the leader goes idle."""
         if not is_idle and now_s < self._stats_due_s:
             return
-        faults = self._scheduler.audit()
-        for fault in faults:
-            logger.error("block audit: %s", fault)
-        self._audit_failures += len(faults)
+        self._auditor.look(now_s)
+        self._send_stats(now_s)
+
+    def _send_stats(self, now_s: float) -> None:
         stats = self._stats()
         if stats != self._stats_sent:
             self._link.send(stats)
@@ -265,5 +302,8 @@ class Leader:
             blocks_in_use=pool.num_in_use,
             last_step_s=self._last_step_s,
             control_s=self._control.total_s,
-            audit_failures=self._audit_failures,
+            audit_failures=self._auditor.num_faults,
+            beat=self._beat,
+            busy_until_s=self._busy_until_s,
+            pull_since_s=min(self._pulls_since_s.values(), default=None),
         )

@@ -32,7 +32,9 @@ from gpu_workers.plan_bus import FollowerBus, GroupBroken, LeaderBus, Waiting
 from gpu_workers.prefault import prefault
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
+from gpu_workers.shm_collectives import sums_library
 from ipc import channel, sharding
+from ipc.codec import WireError
 from ipc.curve import CurveKeys
 from ipc.kv_layout import RankLayout
 from ipc.kv_shm import PoolUnavailable
@@ -45,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_BROKEN = 78
 EXIT_GROUP = 70
+EXIT_LINK = 76
 GATHER_TIMEOUT_S = 60.0
 
 
@@ -74,7 +77,8 @@ class Worker:
         self._undo.callback(self._link.close)
 
     def run(self) -> int:
-        """Exit code: 0 after `Exit`, 78 when it can never start, 70 when its instance broke up."""
+        """Exit code: 0 after `Exit`, 78 when it can never start, 70 when its instance broke up,
+        76 when what comes from the daemon has a gap or is garbage."""
         _set_up_cpu(self._config)
         self._link.send(Hello(self._config.name, os.getpid()))
         with self._undo:
@@ -86,6 +90,9 @@ class Worker:
             except (GroupBroken, CollectivesFailed) as error:
                 logger.error("%s ends with its instance: %s", self._config.name, error)
                 return EXIT_GROUP
+            except WireError as error:
+                logger.error("%s ends: its link to the daemon broke: %s", self._config.name, error)
+                return EXIT_LINK
         return 0
 
     def _serve(self) -> None:
@@ -176,7 +183,13 @@ class Worker:
             return Alone()
         dtype = TORCH_DTYPES[config.dtype]
         hidden_size = model.sizes.hidden_size
-        others = GlooCollectives(config.rendezvous, shard, hidden_size=hidden_size, dtype=dtype)
+        others = GlooCollectives(
+            config.rendezvous,
+            shard,
+            hidden_size=hidden_size,
+            dtype=dtype,
+            library=sums_library(),
+        )
         self._others = self._undo.enter_context(closing(others))
         return others
 
@@ -218,7 +231,7 @@ class Worker:
             config.mixed,
             num_blocks=layout.num_blocks,
             block_size=layout.block_size,
-            limits=BatchLimits(config.prefill_tokens, config.max_batch),
+            limits=BatchLimits(config.prefill_tokens, config.max_batch, config.prefill_policy),
             parallelism=config.parallelism,
         )
 

@@ -15,6 +15,7 @@ from ipc.vocabulary import (
     FinishReason,
     KVHandle,
     Parallelism,
+    PrefillPolicy,
     Role,
     SamplingParams,
     TokenLogprobs,
@@ -60,6 +61,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_context_tokens: int
     prefill_tokens: int
     max_batch: int
+    prefill_policy: PrefillPolicy = PrefillPolicy.FCFS
     mixed: MixedPolicy = MixedPolicy()
     num_token_ids: int | None = None
     # Of instances with several workers: where the leader's plans come from, and where their
@@ -149,7 +151,13 @@ class SetRole(msgspec.Struct, frozen=True, tag=True):
 
 
 class Audit(msgspec.Struct, frozen=True, tag=True):
-    """Check the block books now and answer with `Stats`."""
+    """Check the block books now and answer with `Stats`; a follower answers with `Alive`.
+
+    Sent with every beat of the daemon, which counts them: an answer bears the number of the newest
+    beat that was heard. In an ordered link, it also proves that nothing sent before was lost.
+    """
+
+    beat: int = 0
 
 
 class Exit(msgspec.Struct, frozen=True, tag=True):
@@ -252,6 +260,12 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """A follower's answer to `Audit`: it has no books."""
+
+    beat: int
+
+
 class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The leader's books: progress, load and blocks. free + held + in use = total, always.
 
@@ -259,6 +273,10 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     the first), `control_s` all that was spent beside steps. `pull_faults` counts pulls whose blocks
     were found to differ from their source, where that is looked at; `hidden_bytes` are those of the
     hidden states that the leader has sent to the next stage.
+
+    `beat` is the newest `Audit` that was heard. While a long step is under way, `busy_until_s` is
+    when it should have ended at the latest; a leader says so before it begins one, since it hears
+    nothing during it. `pull_since_s` is when the oldest pull under way began.
     """
 
     num_steps: int = 0
@@ -280,9 +298,24 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     last_step_s: float = 0.0
     control_s: float = 0.0
     audit_failures: int = 0
+    beat: int = 0
+    busy_until_s: float | None = None
+    pull_since_s: float | None = None
 
 
-Event = Hello | Loading | Broken | Ready | Prefilled | Pulled | Gone | Preempted | Refused | Stats
+Event = (
+    Hello
+    | Loading
+    | Broken
+    | Ready
+    | Prefilled
+    | Pulled
+    | Gone
+    | Preempted
+    | Refused
+    | Alive
+    | Stats
+)
 
 
 # ---- the channel: an inherited Unix socket pair that carries descriptors ---------------------

@@ -9,6 +9,7 @@ from ipc.codec import Kind, Numbering, SequenceGap, WireError
 from ipc.kv_layout import RankLayout, Span
 from ipc.messages import (
     Abort,
+    Alive,
     Audit,
     Broken,
     Command,
@@ -58,7 +59,7 @@ COMMANDS: list[Command] = [
     PeerUp(WORKER, 5, LAYOUT),
     PeerDown("prefill-0", 5),
     SetRole(Role.MIXED, MixedPolicy(chunk_tokens=64)),
-    Audit(),
+    Audit(3),
     Exit(),
 ]
 EVENTS: list[Event] = [
@@ -73,6 +74,7 @@ EVENTS: list[Event] = [
     Gone(7, (8,)),
     Preempted(8),
     Refused(7, (8,), "full"),
+    Alive(3),
     Stats(
         **dict.fromkeys(Stats.__struct_fields__, 1),  # type: ignore[arg-type]
     ),
