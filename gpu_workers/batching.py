@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ipc.kv_layout import blocks_for
+from ipc.vocabulary import PrefillPolicy
 
 
 class WaitingPrompt(msgspec.Struct, frozen=True):
@@ -21,7 +22,7 @@ class WaitingPrompt(msgspec.Struct, frozen=True):
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
-    """How much one step takes on.
+    """How much one step takes on, and which prompts go first (`gpu_workers.prefill_policy`).
 
     `prefill_tokens` is L_m, the shortest prompt that saturates the device (paper section 3.1);
     `max_batch` choices decode together, or prompts are prefilled together, at most.
@@ -29,6 +30,7 @@ class BatchLimits(msgspec.Struct, frozen=True):
 
     prefill_tokens: int
     max_batch: int
+    prefill_policy: PrefillPolicy = PrefillPolicy.FCFS
 
 
 def pack_prefill(

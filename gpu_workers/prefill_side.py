@@ -1,13 +1,13 @@
 """A leader's prompts: those that wait, those in the running step, those held for their readers."""
 
-import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from gpu_workers.batching import pack_prefill, prefill_chunk
+from gpu_workers.batching import BatchLimits
 from gpu_workers.block_pool import BlockPool
 from gpu_workers.draft import Draft
+from gpu_workers.prefill_policy import FirstComeFirstServed, Turn, prefill_queue
 from gpu_workers.sequences import PrefillJob, finish_reason
 from gpu_workers.step_plan import NewSequence, Row, RowResult
 from ipc.kv_layout import blocks_for
@@ -23,16 +23,17 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class PrefillSide:
-    """First come, first served by arrival. Blocks are reserved when a prompt starts."""
+    """The queue says who is next. All blocks of a prompt are reserved when it starts, and kept
+    between its chunks, so that what has started never waits for blocks."""
 
     def __init__(
-        self, owner: Owner, pool: BlockPool, *, block_size: int, prefill_tokens: int
+        self, owner: Owner, pool: BlockPool, *, block_size: int, limits: BatchLimits
     ) -> None:
         self._owner = owner
         self._pool = pool
         self._block_size = block_size
-        self._prefill_tokens = prefill_tokens
-        self._waiting: list[PrefillJob] = []
+        self._queue: FirstComeFirstServed[PrefillJob] = prefill_queue(limits)
+        self._waiting: dict[int, PrefillJob] = {}
         self._started: dict[int, PrefillJob] = {}
 
     @property
@@ -50,14 +51,14 @@ class PrefillSide:
 
     def add(self, command: Prefill, *, keep: bool) -> None:
         job = PrefillJob(command, self._block_size, keep=keep)
-        bisect.insort(self._waiting, job, key=lambda j: j.command.arrival)
+        self._waiting[command.request_id] = job
+        self._queue.join(job.ticket)
 
     def abort(self, request_id: int, draft: Draft) -> Gone | None:
         """Forget a waiting or chunked prompt now, a launched one when its step is collected."""
-        for index, job in enumerate(self._waiting):
-            if job.command.request_id == request_id:
-                del self._waiting[index]
-                return _gone(job)
+        if (waiting := self._waiting.pop(request_id, None)) is not None:
+            self._queue.leave(waiting.ticket)
+            return _gone(waiting)
         if (started := self._started.get(request_id)) is None:
             return None
         if started.is_launched:
@@ -65,42 +66,20 @@ class PrefillSide:
             return None
         return self._drop(started, draft)
 
-    def draft_whole(self, draft: Draft, *, free_blocks: int, free_places: int) -> bool:
-        """Put the next batch of whole prompts into the draft; False when none can run."""
-        unfinished = [job for job in self._started.values() if not job.is_launched]
-        if not unfinished:  # else prompts that a chunked policy began: finish them first
-            count = pack_prefill(
-                (job.as_waiting for job in self._waiting),
-                max_tokens=self._prefill_tokens,
-                free_blocks=free_blocks,
-                free_places=free_places,
-            )
-            unfinished = self._waiting[:count]
-            del self._waiting[:count]
-            for job in unfinished:
-                self._start(job, draft)
-        for job in unfinished:
-            self._draft_row(job, job.remaining, draft)
-        return bool(unfinished)
+    def draft_alone(self, draft: Draft, *, free_blocks: int, free_places: int) -> bool:
+        """Put the next step of prompts alone into the draft; False when none can run."""
+        turns = self._queue.next_step(free_blocks=free_blocks, free_places=free_places)
+        self._draft_turns(turns, draft)
+        return bool(turns)
 
     def draft_chunks(
         self, draft: Draft, *, budget: int, free_blocks: int, free_places: int
     ) -> None:
-        """Fill a step's token budget with chunks of prompts, oldest first."""
-        for job in list(self._waiting):
-            if sum(j.remaining for j in self._started.values()) >= budget:
-                break
-            if job.num_blocks > free_blocks or job.num_places > free_places:
-                break
-            free_blocks -= job.num_blocks
-            free_places -= job.num_places
-            self._start(job, draft)
-            self._waiting.remove(job)
-        jobs = [job for job in self._started.values() if not job.is_launched]
-        for job, num_new in zip(
-            jobs, prefill_chunk([j.remaining for j in jobs], budget=budget), strict=False
-        ):
-            self._draft_row(job, num_new, draft)
+        """Fill what decodes leave of a step's token budget with chunks of prompts."""
+        turns = self._queue.next_chunks(
+            budget=budget, free_blocks=free_blocks, free_places=free_places
+        )
+        self._draft_turns(turns, draft)
 
     def launched(self, now_s: float) -> None:
         """The draft's rows have been launched: stages begin here."""
@@ -118,6 +97,8 @@ class PrefillSide:
             job.step_id = None
             if job.is_aborted:
                 gone.append(self._drop(job, draft))
+            else:
+                self._queue.rejoin(job.ticket)
         return gone
 
     def collect(
@@ -168,6 +149,15 @@ class PrefillSide:
             num_tokens=job.num_tokens,
         )
 
+    def _draft_turns(self, turns: Sequence[Turn[PrefillJob]], draft: Draft) -> None:
+        for ticket, num_new in turns:
+            job = ticket.subject
+            if self._waiting.pop(job.command.request_id, None) is not None:
+                self._start(job, draft)
+            job.num_computed += num_new
+            job.step_id = draft.step_id
+            draft.rows.append(Row(job.command.request_id, num_new, draws=job.remaining == 0))
+
     def _start(self, job: PrefillJob, draft: Draft) -> None:
         command = job.command
         job.blocks = self._pool.reserve(job.num_blocks)
@@ -183,13 +173,9 @@ class PrefillSide:
         )
         draft.add(sequence, job.blocks[: blocks_for(job.num_tokens, self._block_size)])
 
-    def _draft_row(self, job: PrefillJob, num_new: int, draft: Draft) -> None:
-        job.num_computed += num_new
-        job.step_id = draft.step_id
-        draft.rows.append(Row(job.command.request_id, num_new, draws=job.remaining == 0))
-
     def _drop(self, job: PrefillJob, draft: Draft) -> Gone:
         del self._started[job.command.request_id]
+        self._queue.leave(job.ticket)
         draft.remove(job.command.request_id)
         self._pool.release(job.blocks)
         return _gone(job)

@@ -67,9 +67,7 @@ class Scheduler:
         self._mixed = mixed
         self._block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self.prefills = PrefillSide(
-            owner, self.pool, block_size=block_size, prefill_tokens=limits.prefill_tokens
-        )
+        self.prefills = PrefillSide(owner, self.pool, block_size=block_size, limits=limits)
         self.decodes = DecodeSide(self.pool, block_size, limits.max_batch, parallelism.pp)
         self.counters = Counters()
         self.outbox: list[Event | Tokens] = []
@@ -117,7 +115,7 @@ class Scheduler:
         self.decodes.draft_pulls(draft)
         if self._mixed.chunk_tokens is not None and self.role is Role.MIXED:
             self._draft_chunked(self._mixed.chunk_tokens)
-        elif not self.prefills.draft_whole(
+        elif not self.prefills.draft_alone(
             draft, free_blocks=self.decodes.room(), free_places=self._free_places
         ):
             self.outbox += self.decodes.draft_rows(draft)

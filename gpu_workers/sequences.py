@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpu_workers.batching import WaitingPrompt, fork_blocks
+from gpu_workers.prefill_policy import Ticket
 from ipc.messages import Decode, Prefill
 from ipc.vocabulary import FinishReason, SamplingParams
 
@@ -20,6 +21,11 @@ class PrefillJob:
     started_s: float | None = None
     step_id: int | None = None  # of the step under way that has a row of it
     is_aborted: bool = False
+    ticket: "Ticket[PrefillJob]" = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        prompt = WaitingPrompt(self.num_tokens, self.num_blocks, self.num_places)
+        self.ticket = Ticket(self, self.command.arrival, prompt)
 
     @property
     def is_launched(self) -> bool:
@@ -42,10 +48,6 @@ class PrefillJob:
     def num_places(self) -> int:
         """Places in the batch: one for each choice where they will decode here."""
         return len(self.command.choices) if self.keep else 1
-
-    @property
-    def as_waiting(self) -> WaitingPrompt:
-        return WaitingPrompt(self.remaining, self.num_blocks, self.num_places)
 
 
 @dataclass

@@ -25,6 +25,14 @@ class Role(StrEnum):
         return self is not Role.PREFILL
 
 
+class PrefillPolicy(StrEnum):
+    """In which order an instance prefills: by arrival, or short prompts first, long ones in
+    chunks."""
+
+    FCFS = "fcfs"
+    SKIP_JOIN = "skip-join"
+
+
 class DType(StrEnum):
     """Element type of weights, activations and the KV cache."""
 

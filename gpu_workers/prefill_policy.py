@@ -1,0 +1,214 @@
+"""In which order prompts are prefilled: first come, first served, or by skip-join.
+
+Pure: counts and tickets, no ids, no clock, no tensors; time is measured in tokens of prompts. The
+leaders and the planner's simulator drive these very queues. What a queue gives out belongs to a
+step and is in the queue no more; a prompt with tokens left comes back when its chunk is computed.
+"""
+
+import bisect
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar, assert_never
+
+from gpu_workers.batching import BatchLimits, WaitingPrompt, pack_prefill
+from ipc.vocabulary import PrefillPolicy
+
+T = TypeVar("T")
+
+PATIENCE_QUANTA = 16
+
+
+@dataclass(eq=False, slots=True)
+class Ticket(Generic[T]):
+    """A prompt from its arrival to its last chunk, and what its queue notes on it.
+
+    `prompt` is what it still needs: tokens, and blocks and places until it has begun. It gets all
+    of them when it begins and keeps them, so what has begun can always be finished.
+    """
+
+    subject: T
+    arrival: int
+    prompt: WaitingPrompt
+    has_begun: bool = False
+    is_queued: bool = False
+    is_promoted: bool = False
+
+
+class Turn(NamedTuple, Generic[T]):
+    """So many tokens of a prompt in the next step."""
+
+    ticket: Ticket[T]
+    num_new: int
+
+
+class FirstComeFirstServed(Generic[T]):
+    """By arrival, and whole: short prompts are packed up to `max_tokens` (L_m), a longer one
+    travels alone (paper section 4.3). What chunked steps have begun comes first."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._queue: list[Ticket[T]] = []  # in the order of `_rank`
+        self._num_begun = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def head(self) -> Ticket[T] | None:
+        """The one that is next."""
+        return self._queue[0] if self._queue else None
+
+    def join(self, ticket: Ticket[T]) -> None:
+        """A prompt has arrived."""
+        self._insert(ticket)
+
+    def rejoin(self, ticket: Ticket[T]) -> None:
+        """A chunk of it has been computed, and tokens are left."""
+        self._insert(ticket)
+
+    def leave(self, ticket: Ticket[T]) -> None:
+        """It will not be computed further, whether it was here or in a step."""
+        if ticket.is_queued:
+            self._remove(ticket)
+
+    def next_step(self, *, free_blocks: int, free_places: int) -> list[Turn[T]]:
+        """What runs in the next step of prompts alone; empty when nothing is here or fits."""
+        count = self._num_begun or pack_prefill(
+            (ticket.prompt for ticket in self._queue),
+            max_tokens=self._max_tokens,
+            free_blocks=free_blocks,
+            free_places=free_places,
+        )
+        return self._take([Turn(t, t.prompt.num_tokens) for t in self._queue[:count]])
+
+    def next_chunks(self, *, budget: int, free_blocks: int, free_places: int) -> list[Turn[T]]:
+        """What fills a step's token budget beside decodes, the last prompt by a part of it."""
+        return self._take(self._choose(budget, free_blocks, free_places, splits=True))
+
+    def _rank(self, ticket: Ticket[T]) -> tuple[int, int]:
+        """Lower ones go first. What it is made of changes only while a ticket is not queued."""
+        return (0 if ticket.has_begun else 1, ticket.arrival)
+
+    def _choose(self, budget: int, blocks: int, places: int, *, splits: bool) -> list[Turn[T]]:
+        """Turns in order while there is room; with `splits`, others than the first may be parts.
+
+        Nothing begins once a prompt before it lacks blocks or places, but what has begun goes on:
+        it holds the blocks that the other one waits for.
+        """
+        turns: list[Turn[T]] = []
+        is_closed, begun_to_come = False, self._num_begun
+        for ticket in self._queue:
+            if budget <= 0 or (is_closed and not begun_to_come):
+                break
+            prompt = ticket.prompt
+            begun_to_come -= ticket.has_begun
+            lacks_room = prompt.num_blocks > blocks or prompt.num_places > places
+            is_closed |= lacks_room and not ticket.has_begun
+            if is_closed and not ticket.has_begun:
+                continue
+            num_new = min(prompt.num_tokens, budget)
+            if turns and num_new < prompt.num_tokens and not splits:
+                break
+            turns.append(Turn(ticket, num_new))
+            budget -= num_new
+            blocks -= prompt.num_blocks
+            places -= prompt.num_places
+        return turns
+
+    def _take(self, turns: Sequence[Turn[T]]) -> list[Turn[T]]:
+        """These are in a step now."""
+        for ticket, num_new in turns:
+            self._remove(ticket)
+            ticket.prompt = WaitingPrompt(ticket.prompt.num_tokens - num_new, 0, 0)
+            ticket.has_begun = True
+        return list(turns)
+
+    def _insert(self, ticket: Ticket[T]) -> None:
+        bisect.insort(self._queue, ticket, key=self._rank)
+        self._num_begun += ticket.has_begun
+        ticket.is_queued = True
+
+    def _remove(self, ticket: Ticket[T]) -> None:
+        index = 0
+        if self._queue[0] is not ticket:
+            index = bisect.bisect_left(self._queue, self._rank(ticket), key=self._rank)
+            while self._queue[index] is not ticket:  # choices of one request are of equal rank
+                index += 1
+        del self._queue[index]
+        self._num_begun -= ticket.has_begun
+        ticket.is_queued = False
+
+
+class SkipJoin(FirstComeFirstServed[T]):
+    """Short prompts go before long ones, which are computed in chunks and let newcomers in between.
+
+    The multi-level feedback queue with skip-join of FastServe (Wu et al., arXiv 2305.05920, section
+    4.1): level k has the quantum 2^k L_m, and a prompt, whose work is known, joins the first level
+    whose quantum covers it, instead of sinking to it. The lowest nonempty level goes first, by
+    arrival within it. FastServe's jobs are preempted between tokens; a prefill is one long
+    iteration, so here it is cut: a step takes L_m tokens of a long prompt, the shortest chunk that
+    keeps the device busy, and what is left rises with each chunk, having less to do. Prompts that
+    fit L_m together are packed as ever.
+
+    Nobody starves. A prompt is promoted to the top level, where arrival alone counts, once the
+    tokens computed exceed those that had come before it by `PATIENCE_QUANTA` L_m. So before its
+    first chunk at most that many tokens, and one step's, are computed of prompts that came after
+    it (besides what prompts begun before still lack, where it has to wait for their blocks), and
+    no more between its chunks, except in steps that fill a pipeline behind a chunk of its own.
+    Those that are prefilled again are in their old place, as with first come, first served.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        super().__init__(max_tokens)
+        self._patience = PATIENCE_QUANTA * max_tokens
+        self._num_joined = 0  # tokens, of all that have come
+        self._num_past = 0  # of these: given out to steps, or left
+        self._due: deque[tuple[int, Ticket[T]]] = deque()  # (`_num_past` at promotion, who)
+
+    def join(self, ticket: Ticket[T]) -> None:
+        self._due.append((self._num_joined + self._patience, ticket))
+        self._num_joined += ticket.prompt.num_tokens
+        super().join(ticket)
+
+    def leave(self, ticket: Ticket[T]) -> None:
+        super().leave(ticket)
+        self._num_past += ticket.prompt.num_tokens
+
+    def next_step(self, *, free_blocks: int, free_places: int) -> list[Turn[T]]:
+        self._promote()
+        turns = self._choose(self._max_tokens, free_blocks, free_places, splits=False)
+        return self._take(turns)
+
+    def next_chunks(self, *, budget: int, free_blocks: int, free_places: int) -> list[Turn[T]]:
+        self._promote()
+        return super().next_chunks(budget=budget, free_blocks=free_blocks, free_places=free_places)
+
+    def _rank(self, ticket: Ticket[T]) -> tuple[int, int]:
+        quanta = (ticket.prompt.num_tokens - 1) // self._max_tokens
+        return (0 if ticket.is_promoted else quanta.bit_length(), ticket.arrival)
+
+    def _take(self, turns: Sequence[Turn[T]]) -> list[Turn[T]]:
+        self._num_past += sum(turn.num_new for turn in turns)
+        return super()._take(turns)
+
+    def _promote(self) -> None:
+        while self._due and self._due[0][0] <= self._num_past:
+            ticket = self._due.popleft()[1]
+            if not ticket.is_queued:
+                ticket.is_promoted = True  # in a step, or gone
+                continue
+            self._remove(ticket)
+            ticket.is_promoted = True
+            self._insert(ticket)
+
+
+def prefill_queue(limits: BatchLimits) -> FirstComeFirstServed[T]:
+    """The queue of the policy that the limits name."""
+    match limits.prefill_policy:
+        case PrefillPolicy.FCFS:
+            return FirstComeFirstServed(limits.prefill_tokens)
+        case PrefillPolicy.SKIP_JOIN:
+            return SkipJoin(limits.prefill_tokens)
+        case _:
+            assert_never(limits.prefill_policy)
