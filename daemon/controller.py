@@ -8,17 +8,19 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Self, assert_never
+from typing import assert_never
 
 import msgspec
 
 from daemon.admission import Capacity
+from daemon.client_call import ClientCall
 from daemon.errors import Draining, NotReady, QueueFull, ServeError, WorkerFailed
-from daemon.generation import Delta, GenerationSpec, StageTimes, TokenStream
+from daemon.generation import Delta, GenerationSpec, TokenStream
 from daemon.instances import Instance, InstanceTable
 from daemon.metrics import Metrics
 from daemon.request import ENDED, Choice, Phase, Request, Trip
 from daemon.text import ChoiceText, Tokenizer
+from daemon.timelines import Timelines
 from daemon.trips import Trips
 from ipc.messages import (
     Gone,
@@ -32,32 +34,6 @@ from ipc.messages import (
 )
 
 LeaderEvent = Prefilled | Pulled | Gone | Preempted | Refused | Stats | Tokens
-
-
-class ClientCall:
-    """All requests of one HTTP call and their stream. Leaving it aborts what is unfinished."""
-
-    def __init__(self, controller: "Controller", stream: TokenStream) -> None:
-        self._controller = controller
-        self._stream = stream
-        self.requests: list[Request] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for request in self.requests:
-            self._controller.abandon(request)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> list[Delta]:
-        return await self._stream.__anext__()
-
-    @property
-    def stage_times(self) -> tuple[StageTimes, ...]:
-        return tuple(s for r in self.requests if (s := r.clock.stages) is not None)
 
 
 class Controller:
@@ -75,6 +51,7 @@ class Controller:
     ) -> None:
         self.instances = InstanceTable()
         self.is_draining = False
+        self.timelines = Timelines()
         self._trips = Trips(self.instances, clock)
         self._tokenizer = tokenizer
         self._metrics = metrics
@@ -99,7 +76,7 @@ class Controller:
             self._metrics.refused(error)
             raise
         stream = TokenStream(sum(spec.num_choices for spec in specs))
-        call = ClientCall(self, stream)
+        call = ClientCall(stream, self.abandon)
         num_choices = 0
         for spec in specs:
             call.requests.append(self._take(spec, stream, first_choice=num_choices))
@@ -150,6 +127,7 @@ class Controller:
         self._open.add(request)
         self._idle.clear()
         self._metrics.arrived(request)
+        self.timelines.arrived(request)
         self._trips.start(request, request.choices)
         return request
 
@@ -172,6 +150,7 @@ class Controller:
         self._open.remove(request)
         request.clock.ended_s = self._clock()
         self._metrics.ended(request, phase)
+        self.timelines.ended(request)
         if not self._open:
             self._idle.set()
 

@@ -131,7 +131,9 @@ class Choice:
 
 
 class Request:
-    """One prompt of a client's call."""
+    """One prompt of a client's call. `label` is what the client calls it, if anything."""
+
+    label = ""
 
     def __init__(
         self, spec: GenerationSpec, arrival: int, stream: TokenStream, arrived_s: float

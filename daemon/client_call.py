@@ -1,0 +1,33 @@
+"""A client's call under way: what the frontend holds of it, and how it is left."""
+
+from collections.abc import Callable
+from typing import Self
+
+from daemon.generation import Delta, StageTimes, TokenStream
+from daemon.request import Request
+
+
+class ClientCall:
+    """All requests of one HTTP call and their stream. Leaving it aborts what is unfinished."""
+
+    def __init__(self, stream: TokenStream, abandon: Callable[[Request], None]) -> None:
+        self._stream = stream
+        self._abandon = abandon
+        self.requests: list[Request] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for request in self.requests:
+            self._abandon(request)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        return await self._stream.__anext__()
+
+    @property
+    def stage_times(self) -> tuple[StageTimes, ...]:
+        return tuple(s for r in self.requests if (s := r.clock.stages) is not None)
