@@ -5,13 +5,15 @@ that a seed decides, so that every interleaving of messages, steps, aborts and d
 be tried. Only processes, sockets and arithmetic are left out.
 """
 
+import contextlib
 import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from daemon.admission import Capacity
-from daemon.controller import ClientCall, Controller
+from daemon.client_call import ClientCall
+from daemon.controller import Controller
 from daemon.errors import ServeError
 from daemon.generation import Delta, GenerationSpec
 from daemon.instances import Instance
@@ -124,7 +126,7 @@ class Town:
         """Bring an instance up, as the supervisor does: pools introduced, then announced."""
         self._epochs += 1
         role = self._roles[name]
-        house = House(self._make_rig(role, name, self._epochs))
+        house = self.make_house(self._make_rig(role, name, self._epochs))
         for other in self.houses.values():
             other.rig.connect(house.rig)
             house.rig.connect(other.rig)
@@ -133,6 +135,9 @@ class Town:
             Instance(name, self._epochs, role, house.rig.layout, house.post)
         )
         return house
+
+    def make_house(self, rig: Rig) -> House:
+        return House(rig)
 
     def add(self, name: str, role: Role) -> None:
         """One more instance."""
@@ -144,7 +149,8 @@ class Town:
         house = self.houses.pop(name)
         house.is_dead = True
         for other in self.houses.values():
-            other.post(PeerDown(name, house.rig.epoch))
+            with contextlib.suppress(PeerGone):  # one that has died too, and is reaped next
+                other.post(PeerDown(name, house.rig.epoch))
         self.controller.instance_down(name, house.rig.epoch, "killed by SIGKILL")
         house.rig.close()
 
