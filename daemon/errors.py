@@ -96,6 +96,38 @@ class BodyTooLarge(ServeError):
     code = "body_too_large"
 
 
+class MalformedHttp(ServeError):
+    """What arrived is not HTTP as it may be read."""
+
+    status = 400
+    kind = "invalid_request_error"
+    code = "malformed_http"
+
+
+class RequestTooSlow(ServeError):
+    """The request did not arrive in time."""
+
+    status = 408
+    kind = "timeout"
+    code = "request_timeout"
+
+
+class UrlTooLong(ServeError):
+    """No URL of this service is that long."""
+
+    status = 414
+    kind = "invalid_request_error"
+    code = "url_too_long"
+
+
+class HeadTooLarge(ServeError):
+    """The request's head passes its size or its number of headers."""
+
+    status = 431
+    kind = "invalid_request_error"
+    code = "head_too_large"
+
+
 class QueueFull(ServeError):
     """The house is full; the same request may succeed after `retry_after_s`.
 
@@ -128,7 +160,7 @@ class RequestTimeout(ServeError):
 
     status = 504
     kind = "timeout"
-    code = "request_timeout"
+    code = "deadline_exceeded"
 
 
 class NotReady(ServeError):
@@ -147,6 +179,12 @@ class Draining(NotReady):
 
     def __init__(self, message: str = "the service is draining and takes no new requests") -> None:
         super().__init__(message)
+
+
+class TooManyConnections(NotReady):
+    """No place for one more connection, from this peer or from anybody."""
+
+    code = "too_many_connections"
 
 
 class ServiceFailed(ServeError):
