@@ -1,9 +1,9 @@
 """Collectives of CPU workers: gloo groups that belong to one worker, made without globals.
 
 Workers meet in a store that the rendezvous URL names: a file (`file:///...`) where all of an
-instance is on one node, or a TCP port of the leader (`tcp://host:port`). Ranks of one stage form a
-group that sums and gathers; the same tp rank of all stages forms a chain that hidden states pass
-along.
+instance is on one node, or a TCP port of the leader (`tcp://host:port`). Ranks of one stage sum and
+gather, through shared memory where all of them have the compiled library, else in a group. The
+same tp rank of all stages forms a chain that hidden states pass along.
 """
 
 import os
@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed
 
+from gpu_workers import shm_collectives
 from gpu_workers.collectives import CollectivesFailed
+from gpu_workers.native_build import NativeLibrary
 from ipc.sharding import Shard
 
 TIMEOUT_S = 60.0
@@ -47,6 +49,16 @@ class _Group(Protocol):
     def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> _Work: ...
 
 
+class _Stage(Protocol):
+    """Sums and gathers as `Collectives` has them; they raise RuntimeError."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def gather_columns(self, x: torch.Tensor) -> torch.Tensor | None: ...
+
+    def close(self) -> None: ...
+
+
 class GlooCollectives:
     """One worker's way to the other ranks of its instance.
 
@@ -56,6 +68,7 @@ class GlooCollectives:
         hidden_size: the width of hidden states.
         dtype: of all activations.
         timeout_s: how long the others may let us wait, at the rendezvous and in every call.
+        library: what sums through shared memory; None is a worker that has it not.
 
     `sent_bytes` counts the hidden states that went to the next stage.
 
@@ -71,31 +84,25 @@ class GlooCollectives:
         hidden_size: int,
         dtype: torch.dtype,
         timeout_s: float = TIMEOUT_S,
+        library: NativeLibrary | None = None,
     ) -> None:
         self.tp, self.tp_rank = shard.parallelism.tp, shard.tp_rank
         self.stage, self._pp = shard.stage, shard.parallelism.pp
         self._who = f"stage {shard.stage}, tp rank {shard.tp_rank}"
         self._timeout = timedelta(seconds=timeout_s)
+        self._library = library
         self._received = torch.empty((0, hidden_size), dtype=dtype)
         self._sending: deque[tuple[_Work, torch.Tensor]] = deque()
         self._num_sent = self._num_received = 0
         self.sent_bytes = 0
-        self._groups: tuple[_Group, _Group] | None = None
-        self._groups = self._guarded(lambda: self._meet(url), "joining the instance")
+        self._others: tuple[_Stage, _Group] | None = None
+        self._others = self._guarded(lambda: self._meet(url), "joining the instance")
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        if x.numel():
-            self._guarded(lambda: self._stage_group.allreduce([x]).wait(), "a sum")
-        return x
+        return self._guarded(lambda: self._stage.all_reduce(x), "a sum")
 
     def gather_columns(self, x: torch.Tensor) -> torch.Tensor | None:
-        group, (rows, width) = self._stage_group, x.shape
-        if self.tp_rank != 0:
-            self._guarded(lambda: group.gather([], x, 0).wait(), "a gather")
-            return None
-        parts = x.new_empty((self.tp, rows, width))
-        self._guarded(lambda: group.gather(list(parts), x, 0).wait(), "a gather")
-        return parts.transpose(0, 1).reshape(rows, self.tp * width)
+        return self._guarded(lambda: self._stage.gather_columns(x), "a gather")
 
     def send_forward(self, hidden: torch.Tensor) -> None:
         while len(self._sending) >= self._pp:  # no more steps than that are ever under way
@@ -121,23 +128,25 @@ class GlooCollectives:
 
     def close(self) -> None:
         self._sending.clear()
-        self._groups = None  # both connections end with their last reference
+        if self._others is not None:
+            self._stage.close()
+        self._others = None  # gloo's connections end with their last reference
 
     @property
-    def _stage_group(self) -> _Group:
-        return self._open_groups()[0]
+    def _stage(self) -> _Stage:
+        return self._joined()[0]
 
     @property
     def _chain(self) -> _Group:
-        return self._open_groups()[1]
+        return self._joined()[1]
 
-    def _open_groups(self) -> tuple[_Group, _Group]:
-        if self._groups is None:
+    def _joined(self) -> tuple[_Stage, _Group]:
+        if self._others is None:
             raise CollectivesFailed(f"{self._who}: we have left the instance")
-        return self._groups
+        return self._others
 
-    def _meet(self, url: str) -> tuple[_Group, _Group]:
-        """The stage's group and the chain; a group of one has no connections."""
+    def _meet(self, url: str) -> tuple[_Stage, _Group]:
+        """The stage and the chain; a group of one has no connections."""
         store, address = self._store(url)
         options = distributed.ProcessGroupGloo._Options()
         options._devices = [_device(address)]
@@ -145,10 +154,15 @@ class GlooCollectives:
         options._threads = 1  # calls come one after the other
         stage = distributed.PrefixStore(f"stage-{self.stage}", store)
         chain = distributed.PrefixStore(f"chain-{self.tp_rank}", store)
-        return (
-            _group(stage, self.tp_rank, self.tp, options),
-            _group(chain, self.stage, self._pp, options),
-        )
+        return self._meet_stage(stage, options), _group(chain, self.stage, self._pp, options)
+
+    def _meet_stage(self, store: Any, options: Any) -> _Stage:
+        rank, size, timeout_s = self.tp_rank, self.tp, self._timeout.total_seconds()
+        if size > 1:
+            shared = shm_collectives.join(store, rank, size, self._library, timeout_s)
+            if shared is not None:
+                return shared
+        return _GlooStage(_group(store, rank, size, options), rank, size)
 
     def _store(self, url: str) -> tuple[Any, str]:
         """Where addresses are exchanged, and our own address as the others see it."""
@@ -172,8 +186,32 @@ class GlooCollectives:
     def _guarded(self, call: Callable[[], T], what: str) -> T:
         try:
             return call()
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise CollectivesFailed(f"{self._who}: {what} failed: {_reason(error)}") from error
+
+
+class _GlooStage:
+    """The ranks of a stage in a group of gloo's."""
+
+    def __init__(self, group: _Group, rank: int, size: int) -> None:
+        self._group, self._rank, self._size = group, rank, size
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        if x.numel():
+            self._group.allreduce([x]).wait()
+        return x
+
+    def gather_columns(self, x: torch.Tensor) -> torch.Tensor | None:
+        if self._rank != 0:
+            self._group.gather([], x, 0).wait()
+            return None
+        rows, width = x.shape
+        parts = x.new_empty((self._size, rows, width))
+        self._group.gather(list(parts), x, 0).wait()
+        return parts.transpose(0, 1).reshape(rows, self._size * width)
+
+    def close(self) -> None:
+        """The group ends with its last reference."""
 
 
 def _group(store: Any, rank: int, size: int, options: Any) -> _Group:
@@ -195,6 +233,6 @@ def _address_facing(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """The first sentence, without the place in gloo's source."""
     return re.sub(r"^\[\S+\] ", "", str(error)).split(". ")[0].splitlines()[0]

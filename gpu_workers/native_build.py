@@ -1,6 +1,6 @@
-"""Compile the kernels' C file with the system's compiler, once, and load it.
+"""Compile the C files of `native/` into one library with the system's compiler, once, and load it.
 
-The library is kept in the user's cache under a name made of everything that shapes it: source,
+The library is kept in the user's cache under a name made of everything that shapes it: sources,
 flags, compiler. Several workers may start at once: one builds under a lock, the others wait and
 find it. A file that others could have written is never loaded. Whatever fails, the reason is logged
 as one warning and the caller does without.
@@ -24,7 +24,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).parent / "native" / "kernels.c"
+SOURCES = Path(__file__).parent / "native"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC")
 TIMEOUT_S = 60.0
@@ -128,8 +128,9 @@ def _compiler() -> list[str]:
 
 
 def _digest(compiler: list[str], isa: Isa) -> str:
-    version = _run([*compiler, "--version"])
-    parts = (SOURCE.read_bytes(), " ".join((*compiler, *FLAGS, *isa.flags)).encode(), version)
+    files = [path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]"))]
+    command = " ".join((*compiler, *FLAGS, *isa.flags)).encode()
+    parts = (*files, command, _run([*compiler, "--version"]))
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 
@@ -138,7 +139,8 @@ def _compile(compiler: list[str], isa: Isa, path: Path) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     os.close(descriptor)
     try:
-        _run([*compiler, *FLAGS, *isa.flags, str(SOURCE), "-o", name])
+        sources = map(str, sorted(SOURCES.glob("*.c")))
+        _run([*compiler, *FLAGS, *isa.flags, *sources, "-o", name])
         os.chmod(name, stat.S_IRWXU)
         os.replace(name, path)
     finally:

@@ -1,11 +1,12 @@
-"""How Python and the compiled kernels speak: structs as kernels.c declares them, and its functions.
+"""How Python and the compiled library speak: structs as its C files declare them, its functions.
 
 Addresses travel as plain ints: a decode step makes some 300 calls, and each argument counts. What
 does not change from call to call is in a struct, filled once.
 """
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ import torch
 from gpu_workers.native_build import NativeLibrary
 from gpu_workers.scratch import Scratch
 
-ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1}  # of the kernels
+SUMMED_TYPES = ELEMENT_TYPES | {torch.float16: 2}
+RANK_BYTES = 128  # of `Rank` in collectives.c
 MAX_VIEWS = 256  # a prefill worker sees many lengths, each once
 
 
@@ -66,8 +69,47 @@ class Step(ctypes.Structure):
     )
 
 
+class StageArguments(ctypes.Structure):
+    """`Stage` in collectives.c."""
+
+    _fields_ = (
+        ("ranks", c_void_p),
+        ("slots", c_void_p),
+        ("slot_bytes", c_int64),
+        ("spin_ns", c_int64),
+        ("timeout_ns", c_int64),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("state", c_uint32),
+    )
+
+
+class Ended(IntEnum):
+    """How a call of collectives.c ended: a rank was silent for too long, or has left."""
+
+    DONE = 0
+    LATE = 1
+    GONE = 2
+
+
+class StageCalls:
+    """The library's collectives; their arguments are described in collectives.c."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        def declare(name: str, result: Any, *arguments: Any) -> Any:
+            function = library.functions[name]
+            function.argtypes, function.restype = arguments, result
+            return function
+
+        self.sum = declare("stage_sum", c_int32, c_void_p, c_void_p, c_int64, c_int32)
+        self.gather = declare(
+            "stage_gather", c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int64
+        )
+        self.leave = declare("stage_leave", None, c_void_p)
+
+
 class Calls:
-    """The library's functions; their arguments are described in kernels.c."""
+    """The library's kernels; their arguments are described in kernels.c."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self.isa = library.isa

@@ -13,119 +13,23 @@
  * Nothing is allocated and nothing is checked here: native_kernels.py knows the shapes.
  */
 
-#include <stdint.h>
-#include <string.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "elements.h"
 
-#if defined(__AVX512F__) && defined(__AVX512BW__)
-#define LANES 16
-#define VECTORS 4 /* of a micro-kernel's tile: 6 * 4 sums, 4 columns and a row fit 32 registers */
-#elif defined(__AVX2__)
-#define LANES 8
-#define VECTORS 2 /* 6 * 2 + 2 + 1 of 16 registers */
+/* Vectors of a micro-kernel's tile: 6 * 4 sums, 4 columns and a row fit AVX-512's 32 registers,
+ * 6 * 2 + 2 + 1 fit 16. */
+#if LANES == 16
+#define VECTORS 4
 #else
-#define LANES 4
 #define VECTORS 2
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
-#define OUTLINE static __attribute__((noinline))
-#define UNROLL _Pragma("GCC unroll 16")
-
-typedef float vf __attribute__((vector_size(4 * LANES)));
-typedef int32_t vi __attribute__((vector_size(4 * LANES)));
-typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
-typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
-
-enum { F32, BF16 };            /* element types; always a constant where speed matters */
 enum { COLUMNS = 64 };         /* of a panel: of a weight's outputs, or of keys */
 enum { TILE_ROWS = 6 };        /* most rows of a micro-kernel */
 enum { BLOCK_ROWS = 48 };      /* rows that share one pass over a panel or a tile of keys */
 enum { BLOCK_UNITS = 1024 };   /* of a weight's panel: 256 KiB, to stay in the L2 cache */
 enum { MAX_HEAD_DIM = 256 };
 
-/* ---- elements ------------------------------------------------------------------------------ */
-
-INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t size_of(int type) { return type == F32 ? 4 : 2; }
-INLINE int64_t units_of(int64_t elements, int type) { return elements * size_of(type) / 4; }
-
-INLINE char *at(const void *base, int64_t index, int type) {
-    return (char *)base + index * size_of(type);
-}
-
-INLINE vf spread(float x) { return x - (vf){0}; }
-INLINE vf pick(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
-
-INLINE vf vmax(vf a, vf b) {
-#if LANES == 16
-    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
-#else
-    return pick(a > b, a, b);
-#endif
-}
-
-/* x in the first `count` lanes, `other` after them; any count, none or all lanes included. */
-INLINE vf first_lanes(vf x, vf other, int64_t count) {
-    vi lane;
-    UNROLL for (int i = 0; i < LANES; i++) lane[i] = i;
-    return pick(lane < (int32_t)min64(count, LANES), x, other);
-}
-
-/* bf16 is the upper half of an fp32. */
-INLINE vu widen(vh x) {
-#if LANES == 16
-    return (vu)_mm512_cvtepu16_epi32((__m256i)x);
-#elif LANES == 8
-    return (vu)_mm256_cvtepu16_epi32((__m128i)x);
-#else
-    return __builtin_convertvector(x, vu);
-#endif
-}
-
-INLINE vf load_f32(const float *p) {
-    vf x;
-    memcpy(&x, p, sizeof x);
-    return x;
-}
-
-INLINE void store_f32(float *p, vf x) { memcpy(p, &x, sizeof x); }
-
-/* Round to the nearest bf16, ties to even; NaN stays NaN. */
-INLINE vh to_bf16(vf x) {
-#if defined(__AVX512BF16__) && LANES == 16
-    return (vh)_mm512_cvtneps_pbh((__m512)x);
-#else
-    vu bits = (vu)x;
-    vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    vu is_nan = (vu)(x != x);
-    return __builtin_convertvector((is_nan & 0x7fc0) | (~is_nan & rounded), vh);
-#endif
-}
-
-/* `count` elements as fp32, zeros after them. */
-INLINE vf load(const void *p, int64_t count, int type) {
-    char part[4 * LANES];
-    if (count < LANES) {
-        memset(part, 0, sizeof part);
-        memcpy(part, p, count * size_of(type));
-        p = part;
-    }
-    if (type == F32) return load_f32(p);
-    vh half;
-    memcpy(&half, p, sizeof half);
-    return (vf)(widen(half) << 16);
-}
-
-INLINE void store(void *p, vf x, int64_t count, int type) {
-    int64_t bytes = min64(count, LANES) * size_of(type);
-    vh half = to_bf16(x);
-    const void *from = type == F32 ? (const void *)&x : (const void *)&half;
-    if (bytes == LANES * size_of(type)) memcpy(p, from, LANES * size_of(type));
-    else memcpy(p, from, bytes);
-}
+/* ---- sums, maxima, powers ------------------------------------------------------------------ */
 
 INLINE float sum_of(vf x) {
 #if LANES == 16

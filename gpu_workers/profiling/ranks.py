@@ -30,6 +30,7 @@ from gpu_workers.models.config import read_config
 from gpu_workers.plan_bus import FollowerBus, GroupBroken, Waiting
 from gpu_workers.profiling.bench import twin
 from gpu_workers.profiling.rounds import Progress
+from gpu_workers.shm_collectives import sums_library
 from ipc.kv_layout import RankLayout
 from ipc.kv_shm import PoolUnavailable
 from ipc.messages import Command, Event, LoadFormat, PeerUp, Tokens
@@ -95,6 +96,7 @@ def meet(subject: Subject, name: WorkerName, directory: str) -> Collectives:
         shard_of(subject, name),
         hidden_size=read_config(subject.model_dir).hidden_size,
         dtype=TORCH_DTYPES[subject.dtype],
+        library=sums_library(),
     )
 
 

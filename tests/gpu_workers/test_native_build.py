@@ -28,7 +28,7 @@ from gpu_workers.native_build import (
 )
 from gpu_workers.native_kernels import NativeKernels
 
-WHOLE_SOURCE = native_build.SOURCE
+ALL_SOURCES = native_build.SOURCES
 CONFIG = parse_config(
     {
         "architectures": ["LlamaForCausalLM"],
@@ -51,9 +51,10 @@ CONFIG = parse_config(
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache, a source that is compiled in no time, and nothing loaded before."""
-    source = tmp_path / "kernels.c"
-    source.write_text("int nothing;\n", encoding="utf-8")
-    monkeypatch.setattr(native_build, "SOURCE", source)
+    sources = tmp_path / "native"
+    sources.mkdir()
+    (sources / "kernels.c").write_text("int nothing;\n", encoding="utf-8")
+    monkeypatch.setattr(native_build, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("DISTSERVE_KERNELS", raising=False)
@@ -100,11 +101,13 @@ def test_another_source_or_compiler_makes_another_library(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(PORTABLE)
-    native_build.SOURCE.write_text("int more;\n", encoding="utf-8")
+    (native_build.SOURCES / "more.c").write_text("int more;\n", encoding="utf-8")
+    load(PORTABLE)
+    (native_build.SOURCES / "more.h").write_text("int more;\n", encoding="utf-8")
     load(PORTABLE)
     monkeypatch.setenv("CC", write_script(tmp_path / "other-cc", 'exec cc "$@"'))
     load(PORTABLE)
-    assert len(libraries(cache)) == 3
+    assert len(libraries(cache)) == 4
 
 
 def test_processes_that_start_together_compile_once(cache: Path, counting_compiler: Path) -> None:
@@ -212,7 +215,7 @@ def test_the_best_instruction_set_with_all_its_flags_is_taken() -> None:
 
 @pytest.mark.skipif("avx2" not in cpu_flags(), reason="the CPU has no AVX2")
 def test_the_environment_forces_a_kind_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_build, "SOURCE", WHOLE_SOURCE)
+    monkeypatch.setattr(native_build, "SOURCES", ALL_SOURCES)
     assert isinstance(kernels_of(), NativeKernels)
     assert isinstance(kernels_of(torch.float16), CpuKernels)
     monkeypatch.setenv("DISTSERVE_KERNELS", "native")
