@@ -3,7 +3,7 @@
 Pure arithmetic: what is known of queues and instances comes in as facts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -75,7 +75,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     num_waiting: int
-    ahead: Sequence[int] = ()
+    ahead: Collection[int] = ()
     times: PrefillTimes | None = None
     num_instances: int = 1
 

@@ -12,14 +12,17 @@ from typing import assert_never
 
 import msgspec
 
-from daemon.admission import Capacity
+from daemon.admission import UNKNOWN_WAIT_S
 from daemon.client_call import ClientCall
-from daemon.errors import Draining, NotReady, QueueFull, ServeError, WorkerFailed
+from daemon.deadlines import TimeLimits
+from daemon.door import Door
+from daemon.errors import Draining, RequestTimeout, ServeError, WorkerFailed
 from daemon.generation import Delta, GenerationSpec, TokenStream
 from daemon.instances import Instance, InstanceTable
 from daemon.metrics import Metrics
 from daemon.request import ENDED, Choice, Phase, Request, Trip
 from daemon.text import ChoiceText, Tokenizer
+from daemon.timekeeper import Timekeeper
 from daemon.timelines import Timelines
 from daemon.trips import Trips
 from ipc.messages import (
@@ -43,20 +46,23 @@ class Controller:
         self,
         tokenizer: Tokenizer,
         metrics: Metrics,
-        capacity: Capacity,
+        door: Door,
         *,
-        max_queued: int,
         max_retries: int = 3,
+        time_limits: TimeLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.instances = InstanceTable()
         self.is_draining = False
         self.timelines = Timelines()
         self._trips = Trips(self.instances, clock)
+        self.timekeeper = Timekeeper(
+            time_limits or TimeLimits(), self._trips, clock, end=self._run_out, wait_s=self._wait_s
+        )
+        self._trips.on_stranded = self.timekeeper.stranded
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self._capacity = capacity
-        self._max_queued = max_queued
+        self._door = door
         self._max_retries = max_retries
         self._clock = clock
         self._arrivals = itertools.count(1)
@@ -67,11 +73,13 @@ class Controller:
     # ---- clients ----------------------------------------------------------------------------
 
     def max_output(self, num_prompt: int) -> int:
-        return self._capacity.max_output(num_prompt)
+        return self._door.capacity.max_output(num_prompt)
 
     def submit(self, specs: Sequence[GenerationSpec]) -> ClientCall:
         try:
-            self._check(specs)
+            if self.is_draining:
+                raise Draining()
+            self._door.check(specs, self.instances, self._trips.num_queued)
         except ServeError as error:
             self._metrics.refused(error)
             raise
@@ -104,20 +112,6 @@ class Controller:
         """How many trips are where."""
         return self._trips.count_phases()
 
-    def _check(self, specs: Sequence[GenerationSpec]) -> None:
-        if self.is_draining:
-            raise Draining()
-        if not self.instances.can_serve:
-            raise NotReady("no prefill and decode instances are ready to serve")
-        for spec in specs:
-            self._capacity.check(spec)
-        num_queued = self._trips.num_queued
-        if num_queued + len(specs) > self._max_queued:
-            raise QueueFull(
-                f"{num_queued} requests are waiting, {len(specs)} more would pass the limit of "
-                f"{self._max_queued}"
-            )
-
     def _take(self, spec: GenerationSpec, stream: TokenStream, *, first_choice: int) -> Request:
         request = Request(spec, next(self._arrivals), stream, self._clock())
         request.choices = [
@@ -128,10 +122,22 @@ class Controller:
         self._idle.clear()
         self._metrics.arrived(request)
         self.timelines.arrived(request)
+        self.timekeeper.arrived(request)
         self._trips.start(request, request.choices)
         return request
 
+    def _wait_s(self, request: Request) -> float:
+        """How long such a request would wait if it came now."""
+        line = self._door.line(self.instances, self._trips.num_queued, request.max_tokens)
+        return line.wait_s or UNKNOWN_WAIT_S
+
     # ---- endings ----------------------------------------------------------------------------
+
+    def _run_out(self, request: Request, error: ServeError) -> None:
+        """Its time is up. Before the first token it is as if it had been refused at the door."""
+        if request.clock.first_token_s is None and not isinstance(error, RequestTimeout):
+            self._metrics.refused(error)
+        self._fail(request, error)
 
     def _fail(self, request: Request, error: ServeError) -> None:
         request.stream.fail(error)
@@ -151,6 +157,7 @@ class Controller:
         request.clock.ended_s = self._clock()
         self._metrics.ended(request, phase)
         self.timelines.ended(request)
+        self.timekeeper.ended(request)
         if not self._open:
             self._idle.set()
 
@@ -159,7 +166,7 @@ class Controller:
     def instance_up(self, instance: Instance) -> None:
         """It can be sent work; trips that waited for its like are placed."""
         self.instances.add(instance)
-        self._capacity.learn(instance.name, instance.layout)
+        self._door.capacity.learn(instance.name, instance.layout)
         self._trips.place_waiting()
 
     def instance_down(self, name: str, epoch: int, reason: str) -> None:
@@ -214,7 +221,8 @@ class Controller:
             self._end(trip, Phase.FINISHED)
 
     def _prefilled(self, instance: Instance, event: Prefilled) -> None:
-        instance.queued.pop(event.request_id, None)
+        if (num_tokens := instance.queued.pop(event.request_id, None)) is not None:
+            self._door.saw(instance, event, num_tokens)
         if event.handle is not None:
             self._trips.hold(event.request_id, event.handle)
         trip = self._trips.get(event.request_id)
@@ -222,12 +230,13 @@ class Controller:
             self._trips.release(event.request_id)
             return
         trip.request.clock.prefilled(event.started_s, event.ended_s)
+        self.timekeeper.prefilled(trip.request)
         trip.times.prefill_s = (event.started_s, event.ended_s)
         is_kept = event.handle is None and not all(event.finished)
         if is_kept:
             self._trips.decodes_at(trip, instance)
             trip.times.decode_instance = instance.name
-            trip.enter(Phase.DECODE)
+            self._trips.decodes(trip)
         self._deal_first(trip, event)
         if not trip.choices:
             self._trips.release(event.request_id)
@@ -264,7 +273,7 @@ class Controller:
         if trip is not None:
             trip.request.clock.pulled(event.started_s, event.ended_s)
             trip.times.pull_s = (event.started_s, event.ended_s)
-            trip.enter(Phase.DECODE)
+            self._trips.decodes(trip)
 
     def _preempted(self, seq_id: int) -> None:
         """A choice gave its blocks back: it is prefilled again with what it has put out."""

@@ -21,8 +21,10 @@ from daemon import http_server, planning, worker_link
 from daemon.admin_console import AdminConsole
 from daemon.admission import Capacity
 from daemon.chat_template import ChatTemplate
-from daemon.config import AUTO, DaemonConfig, model_context
+from daemon.config import AUTO, SLO, DaemonConfig, model_context
 from daemon.controller import Controller
+from daemon.deadlines import TimeLimits
+from daemon.door import Door, Target
 from daemon.errors import AlreadyRunning, ConfigError, Draining, ExitError
 from daemon.feasibility import check_placement
 from daemon.frontend.app import Limits, build_app
@@ -30,6 +32,7 @@ from daemon.frontend.served_model import ServedModel
 from daemon.heartbeat import Heartbeat
 from daemon.link_keys import keys_for
 from daemon.link_terms import terms_of
+from daemon.loop_lag import LoopLag
 from daemon.meeting_points import MeetingPoints
 from daemon.metrics import Metrics
 from daemon.model_sizes import read_outline
@@ -40,6 +43,7 @@ from daemon.remote_node import RemoteNode
 from daemon.sd_notify import Notifier
 from daemon.segment_host import SegmentHost
 from daemon.supervisor import Supervisor
+from daemon.targets import read_table, read_time_s
 from daemon.text import Tokenizer
 from daemon.worker_configs import WorkerConfigs
 from ipc.run_dir import RunDir, RunDirBusy, RunDirUnusable, default_run_dir, owned
@@ -78,6 +82,7 @@ class Daemon:
         self._model = load_model(config)
         self._placement = placement_of(config)
         check_placement(config, self._placement, read_outline(config))
+        self._target = target_of(config)
         self._keys = keys_for(config, self._placement)
         ours = config.nodes.get(own_node(config, self._placement))
         self._meeting_points = MeetingPoints(run_dir.path, ours.host if ours else None)
@@ -116,6 +121,8 @@ class Daemon:
             self._link, self._supervisor, self._controller, self._heartbeat, self._host
         )
         yield self._heartbeat.run()
+        yield self._controller.timekeeper.run()
+        yield LoopLag(self._metrics.loop_lagged).run()
         yield self._console.serve()
         yield self._neighbours.run()
         if self._host is not None:
@@ -130,9 +137,17 @@ class Daemon:
         self._controller = Controller(
             self._model.tokenizer,
             self._metrics,
-            Capacity(self._model.max_context),
-            max_queued=config.max_queued,
+            Door(
+                Capacity(self._model.max_context),
+                max_queued=config.max_queued,
+                target=self._target,
+            ),
             max_retries=config.max_retries,
+            time_limits=TimeLimits(
+                queue_s=config.queue_timeout_s,
+                request_s=config.request_timeout_s,
+                outage_s=config.outage_timeout_s,
+            ),
         )
         configs = self._worker_configs()
         self._join_nodes(configs)
@@ -245,6 +260,14 @@ class Daemon:
         if self._host is not None:
             await self._host.stop()
         logger.info("stopped")
+
+
+def target_of(config: DaemonConfig) -> Target | None:
+    """What admission is to hold, if anything. Raises ConfigError."""
+    if config.admission != SLO or config.ttft is None:
+        return None
+    table = read_table(Path(config.profile)) if config.profile else None
+    return Target(ttft_s=read_time_s(config.ttft, "ttft"), table=table)
 
 
 def load_model(config: DaemonConfig) -> ServedModel:

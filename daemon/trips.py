@@ -36,6 +36,9 @@ class Trips:
         self._by_sequence: dict[int, Trip] = {}  # unfinished choices only
         self._held: dict[int, Held] = {}
         self._unplaced: list[Trip] = []  # for want of an instance: WAITING or HANDOFF
+        self._num_decoding = 0
+        self.on_stranded: Callable[[Trip], None] = lambda trip: None
+        """Told of each trip that comes to wait for an instance."""
 
     def __iter__(self) -> Iterator[Trip]:
         return iter(list(self._trips.values()))
@@ -48,8 +51,17 @@ class Trips:
 
     @property
     def num_queued(self) -> int:
-        """Trips that do not decode yet."""
-        return sum(trip.phase is not Phase.DECODE for trip in self._trips.values())
+        """Trips that do not decode yet. Looked up with every request."""
+        return len(self._trips) - self._num_decoding
+
+    def is_stranded(self, trip: Trip) -> bool:
+        """No instance is up that could go on with it."""
+        return trip in self._unplaced
+
+    def has_turn(self, trip: Trip) -> bool:
+        """Nothing was sent to its prefill instance before it that has not come back."""
+        instance = self._instances.get(trip.instance) if trip.instance else None
+        return instance is not None and next(iter(instance.queued), None) == trip.request_id
 
     def count_phases(self) -> dict[str, int]:
         counts = {phase.name.lower(): 0 for phase in Phase if phase not in ENDED}
@@ -82,16 +94,19 @@ class Trips:
 
     def place(self, trip: Trip) -> None:
         """Dispatch a trip that no instance has, to prefill or on to decode; it waits if it must."""
-        trip.instance = None
-        place = self._to_prefill if trip.phase is Phase.WAITING else self._to_decode
-        if not place(trip):
+        if not self._can_place(trip):
             self._unplaced.append(trip)
+            self.on_stranded(trip)
 
     def place_waiting(self) -> None:
         """An instance has come up: try again all that waited for one, oldest first."""
-        waiting, self._unplaced = self._unplaced, []
-        for trip in sorted(waiting, key=lambda t: t.request.arrival):
-            self.place(trip)
+        waiting = sorted(self._unplaced, key=lambda trip: trip.request.arrival)
+        self._unplaced = [trip for trip in waiting if not self._can_place(trip)]
+
+    def decodes(self, trip: Trip) -> None:
+        """Its choices run."""
+        trip.enter(Phase.DECODE)
+        self._num_decoding += 1
 
     def decodes_at(self, trip: Trip, instance: Instance) -> None:
         """Count the trip's choices into an instance's decode load."""
@@ -120,6 +135,7 @@ class Trips:
 
     def end(self, trip: Trip, phase: Phase) -> None:
         """The trip is over, whatever may still be heard of it."""
+        self._num_decoding -= trip.phase is Phase.DECODE
         trip.enter(phase)
         trip.times.ended_s = self._clock()
         del self._trips[trip.request_id]
@@ -141,6 +157,10 @@ class Trips:
         owner = self._instances.get(held.handle.owner, held.handle.epoch)
         if owner is not None:
             self.send(owner, Release(request_id))
+
+    def is_reading_or_read(self, name: str) -> bool:
+        """Whether held blocks are there, or are to be pulled from elsewhere by it."""
+        return any(name in (held.handle.owner, held.reader) for held in self._held.values())
 
     def owner_lost(self, name: str) -> list[Trip]:
         """Held blocks are gone with their owner. Returns the trips that lose their prompt by it.
@@ -176,6 +196,10 @@ class Trips:
         instance = self._instances.get(trip.instance) if trip.instance else None
         if instance is not None:
             self.send(instance, command)
+
+    def _can_place(self, trip: Trip) -> bool:
+        trip.instance = None
+        return self._to_prefill(trip) if trip.phase is Phase.WAITING else self._to_decode(trip)
 
     def _to_prefill(self, trip: Trip) -> bool:
         if (instance := self._instances.best_prefill(trip.request.max_tokens)) is None:

@@ -15,7 +15,9 @@ from daemon import http_server
 from daemon.admission import Capacity
 from daemon.chat_template import ChatTemplate
 from daemon.controller import Controller
-from daemon.frontend.app import Limits, build_app
+from daemon.door import Door
+from daemon.frontend.app import build_app
+from daemon.frontend.bodies import Limits
 from daemon.frontend.served_model import ServedModel
 from daemon.instances import Instance
 from daemon.metrics import Metrics
@@ -35,7 +37,7 @@ class AlwaysReady:
 async def serve(model_dir: Path, endpoint: str, num_workers: int) -> None:
     tokenizer = Tokenizer.from_directory(model_dir)
     metrics = Metrics("bench")
-    controller = Controller(tokenizer, metrics, Capacity(MAX_CONTEXT), max_queued=10_000)
+    controller = Controller(tokenizer, metrics, Door(Capacity(MAX_CONTEXT), max_queued=10_000))
     model = ServedModel(
         id="bench",
         tokenizer=tokenizer,

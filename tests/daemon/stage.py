@@ -11,6 +11,7 @@ import msgspec
 from daemon.admission import Capacity
 from daemon.config import DaemonConfig
 from daemon.controller import Controller
+from daemon.door import Door
 from daemon.meeting_points import MeetingPoints
 from daemon.metrics import Metrics
 from daemon.neighbours import Neighbours
@@ -107,7 +108,7 @@ class Stage:
     ) -> None:
         self.link = link
         self.metrics = Metrics("test")
-        self.controller = Controller(tokenizer, self.metrics, Capacity(64), max_queued=8)
+        self.controller = Controller(tokenizer, self.metrics, Door(Capacity(64), max_queued=8))
         self.run_dir = Path(link.endpoint.removeprefix("ipc://")).parent
         self.started: asyncio.Queue[PlayedProcess] = asyncio.Queue()
         self.spawn_errors: list[OSError | None] = []  # of the next starts

@@ -14,6 +14,8 @@ from pathlib import Path
 from daemon.admission import Capacity
 from daemon.client_call import ClientCall
 from daemon.controller import Controller
+from daemon.deadlines import TimeLimits
+from daemon.door import Door, Target
 from daemon.errors import ServeError
 from daemon.generation import Delta, GenerationSpec
 from daemon.instances import Instance
@@ -98,6 +100,8 @@ class Town:
         *,
         seed: int = 0,
         max_queued: int = 1000,
+        target: Target | None = None,
+        time_limits: TimeLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         max_context: int = MAX_CONTEXT,
         make_rig: Callable[[Role, str, int], Rig] | None = None,
@@ -108,8 +112,8 @@ class Town:
         self.controller = Controller(
             tokenizer,
             Metrics("test"),
-            Capacity(max_context),
-            max_queued=max_queued,
+            Door(Capacity(max_context), max_queued=max_queued, target=target),
+            time_limits=time_limits,
             clock=clock,
         )
         self._roles = roles

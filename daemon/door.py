@@ -1,0 +1,72 @@
+"""Whether a call is let in: it can be served at all, and it does not have to wait too long.
+
+Joins the rules of `admission` with the mirror of the instances, and learns from the steps that
+they report how long prompts take.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from daemon.admission import Admission, Capacity, Line
+from daemon.errors import NotReady
+from daemon.generation import GenerationSpec
+from daemon.instances import Instance, InstanceTable
+from daemon.prefill_times import PrefillBook
+from ipc.messages import Prefilled
+from ipc.profile_table import ProfileTable
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """Within how many seconds everybody who is let in is to get the first token; and a table of
+    prefill times, if one was measured."""
+
+    ttft_s: float
+    table: ProfileTable | None = None
+
+
+class Door:
+    """See the module's docstring. Without a `target` only the number of those who wait counts."""
+
+    def __init__(
+        self, capacity: Capacity, *, max_queued: int, target: Target | None = None
+    ) -> None:
+        self.capacity = capacity
+        self._admission = Admission(
+            max_queued=max_queued, ttft_s=None if target is None else target.ttft_s
+        )
+        self._book = PrefillBook(None if target is None else target.table)
+
+    def check(
+        self, specs: Sequence[GenerationSpec], instances: InstanceTable, num_waiting: int
+    ) -> None:
+        """`num_waiting`: requests that do not decode yet.
+
+        Raises:
+            ServeError: nobody can serve it, or it would not fit, or would have to wait too long.
+        """
+        if not instances.can_serve:
+            raise NotReady("no prefill and decode instances are ready to serve")
+        for spec in specs:
+            self.capacity.check(spec)
+        longest = max(len(spec.prompt) + spec.sampling.max_tokens for spec in specs)
+        line = self.line(instances, num_waiting, longest)
+        self._admission.check([len(spec.prompt) for spec in specs], line)
+
+    def line(self, instances: InstanceTable, num_waiting: int, num_tokens: int) -> Line:
+        """What a sequence that may become so long would find before it."""
+        best = instances.best_prefill(num_tokens)
+        if best is None:
+            return Line(num_waiting=num_waiting)
+        return Line(
+            num_waiting=num_waiting,
+            ahead=best.queued.values(),
+            times=self._book.of(best.name, best.spec.parallelism),
+            num_instances=sum(instance.role.prefills for instance in instances),
+        )
+
+    def saw(self, instance: Instance, event: Prefilled, num_tokens: int) -> None:
+        """A prompt of so many tokens has been prefilled there, and left the mirror's queue."""
+        self._book.steps_of(instance.name).saw(
+            num_tokens, event.started_s, event.ended_s, has_more=bool(instance.queued)
+        )
