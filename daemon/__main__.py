@@ -122,6 +122,10 @@ def _addresses(text: str) -> dict[str, dict[str, str]]:
     return {name: {"address": address} for name, _, address in pairs}
 
 
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def _serve_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="distserve serve",
@@ -141,6 +145,12 @@ def _serve_parser() -> argparse.ArgumentParser:
     option("served-model-name", "the model's id in the API (default: the directory's name)")
     option("host", "address to listen on")
     option("port", "port to listen on", type=int)
+    option("max-connections", "HTTP connections that may be open (default: what the limit on open "
+           "files leaves, at most 16384)", type=int, metavar="N")  # fmt: skip
+    option("max-connections-per-peer", "the same, from one address (default: three quarters)",
+           type=int, metavar="N")  # fmt: skip
+    option("cors-origins", "origins whose web pages may read answers, * for any (default: none)",
+           type=_words, metavar="ORIGIN,...")  # fmt: skip
     for role, what in (
         ("prefill", "only prefill"),
         ("decode", "only decode"),

@@ -20,6 +20,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Degree = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 Gibibytes = Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
+Origin = Annotated[str, msgspec.Meta(pattern=r"^(\*|https?://[^\s/,]+)$")]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 AUTO = "auto"  # a placement that the planner is to find ...
@@ -53,6 +54,9 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     served_model_name: str | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
+    max_connections: Positive | None = None
+    max_connections_per_peer: Positive | None = None
+    cors_origins: tuple[Origin, ...] = ()
     placement: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     node: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     nodes: dict[str, NodeAddress] = {}

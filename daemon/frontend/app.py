@@ -5,10 +5,9 @@ Knows the controller only as a `Submitter`. Health never asks a worker: it repea
 """
 
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -17,7 +16,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from daemon.errors import (
-    BodyTooLarge,
     InvalidRequest,
     MethodNotAllowed,
     NotReady,
@@ -25,22 +23,17 @@ from daemon.errors import (
     ServeError,
     ServiceFailed,
 )
-from daemon.frontend.calls import plan_chat, plan_completion
+from daemon.frontend.bodies import Bodies, Limits
+from daemon.frontend.calls import Call, plan_chat, plan_completion
+from daemon.frontend.cors import Cors
 from daemon.frontend.json_response import error_response, json_response
 from daemon.frontend.reply import Reply
 from daemon.frontend.request_log import RequestLog, RequestRecord
-from daemon.frontend.schema import ChatBody, CompletionBody, read_body
+from daemon.frontend.schema import ChatBody, CompletionBody
 from daemon.frontend.served_model import ServedModel
 from daemon.generation import Submitter
 
 MetricsRender = Callable[[], tuple[str, bytes]]
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request may cost before it is refused or given up."""
-
-    max_body_bytes: int = 8 * 1024 * 1024
-    stall_s: float = 60.0
 
 
 class Readiness(Protocol):
@@ -58,6 +51,7 @@ def build_app(
     readiness: Readiness,
     metrics_render: MetricsRender,
     limits: Limits,
+    cors_origins: Sequence[str] = (),
 ) -> ASGIApp:
     """The whole HTTP application. `metrics_render` returns a content type and a body."""
     endpoints = _Endpoints(submitter, model, limits)
@@ -81,7 +75,7 @@ def build_app(
         },
     )
     app.router.redirect_slashes = False
-    return RequestLog(app)
+    return Cors(RequestLog(app), cors_origins)
 
 
 class _Endpoints:
@@ -91,16 +85,17 @@ class _Endpoints:
         self._submitter = submitter
         self._model = model
         self._limits = limits
+        self._bodies = Bodies(limits)
 
     async def completions(self, request: Request) -> ASGIApp:
-        body = read_body(await self._read(request), CompletionBody)
-        call = await plan_completion(body, self._model, self._submitter.max_output)
-        return Reply(call, self._submitter, self._model, stall_s=self._limits.stall_s)
+        async with self._bodies.body_of(request, CompletionBody) as body:
+            call = await plan_completion(body, self._model, self._submitter.max_output)
+        return self._reply(call)
 
     async def chat_completions(self, request: Request) -> ASGIApp:
-        body = read_body(await self._read(request), ChatBody)
-        call = await plan_chat(body, self._model, self._submitter.max_output)
-        return Reply(call, self._submitter, self._model, stall_s=self._limits.stall_s)
+        async with self._bodies.body_of(request, ChatBody) as body:
+            call = await plan_chat(body, self._model, self._submitter.max_output)
+        return self._reply(call)
 
     async def models(self, _: Request) -> Response:
         return json_response({"object": "list", "data": [self._model.card]})
@@ -109,9 +104,8 @@ class _Endpoints:
         self._model.check_name(request.path_params["model_id"])
         return json_response(self._model.card)
 
-    async def _read(self, request: Request) -> bytes:
-        _check_headers(request)
-        return await _read_within(request, self._limits.max_body_bytes)
+    def _reply(self, call: Call) -> ASGIApp:
+        return Reply(call, self._submitter, self._model, stall_s=self._limits.stall_s)
 
 
 class _StatusEndpoints:
@@ -136,42 +130,24 @@ class _StatusEndpoints:
         return json_response({"version": importlib.metadata.version("distserved")})
 
 
-def _check_headers(request: Request) -> None:
-    """Only plain JSON is read; a form from some web page's script is not."""
-    content_type = request.headers.get("content-type", "application/json")
-    if content_type.partition(";")[0].strip().lower() != "application/json":
-        raise InvalidRequest("The Content-Type must be application/json.")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise InvalidRequest("A Content-Encoding is not supported.")
-
-
-async def _read_within(request: Request, max_bytes: int) -> bytes:
-    """The body; refused by its announced length, or as soon as it has grown too long."""
-    too_large = BodyTooLarge(f"The body must have at most {max_bytes} bytes.")
-    announced = request.headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced) > max_bytes:
-        raise too_large
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise too_large
-    return bytes(body)
-
-
 async def _on_serve_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServeError)
     RequestRecord.of(request.scope).error = error.code or error.kind
     return error_response(error)
 
 
-async def _on_http_exception(_: Request, error: Exception) -> Response:
-    """What the router refuses: no such path, or no such verb for it."""
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """What the router refuses: no such path, or no such verb for it.
+
+    OPTIONS is a verb of every path: it tells the others, and carries what `Cors` adds.
+    """
     assert isinstance(error, HTTPException)
     headers = error.headers
     match error.status_code:
         case 404:
             return error_response(RouteNotFound("There is no such path."), headers)
+        case 405 if request.method == "OPTIONS":
+            return Response(status_code=204, headers=headers)
         case 405:
             return error_response(MethodNotAllowed("The path does not take this method."), headers)
         case _:

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from daemon.errors import WorkerFailed
-from daemon.frontend.app import Limits
+from daemon.frontend.bodies import Limits
 
 REPLY = " quick 世界 🎉!"
 LIMITS = Limits(max_body_bytes=20_000, stall_s=0.2)

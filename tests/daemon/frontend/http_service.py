@@ -6,13 +6,15 @@ from contextlib import asynccontextmanager
 
 import httpx
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from daemon.chat_template import ChatTemplate
+from daemon.connection_book import ConnectionBook
 from daemon.errors import NotReady
-from daemon.frontend.app import Limits, build_app
+from daemon.frontend.app import build_app
+from daemon.frontend.bodies import Limits
 from daemon.frontend.served_model import ServedModel
+from daemon.guarded_protocol import GuardedProtocol, Guards
 from daemon.text import Tokenizer
 from tests.daemon.frontend.fake_submitter import FakeSubmitter
 
@@ -46,6 +48,8 @@ class Service:
             self.submitter, self.model, self.readiness, lambda: ("text/plain", b"up 1\n"), limits
         )
         self.port = 0
+        self.book = ConnectionBook(1000, 1000)
+        self.guards = Guards()
 
     @property
     def url(self) -> str:
@@ -53,12 +57,20 @@ class Service:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Service"]:
-        """uvicorn's own protocol, without the parts of its server that wait and sleep."""
+        """The daemon's own protocol, without the parts of uvicorn's server that wait and sleep."""
         config = uvicorn.Config(self.app, lifespan="off", access_log=False, log_config=None)
         config.load()
         state = ServerState()
         server = await asyncio.get_running_loop().create_server(
-            lambda: HttpToolsProtocol(config, state, app_state={}), "127.0.0.1", 0
+            lambda: GuardedProtocol(
+                guards=self.guards,
+                book=self.book,
+                config=config,
+                server_state=state,
+                app_state={},
+            ),
+            "127.0.0.1",
+            0,
         )
         self.port = server.sockets[0].getsockname()[1]
         try:
