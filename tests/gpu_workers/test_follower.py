@@ -21,7 +21,7 @@ from gpu_workers.step_plan import (
     StepResult,
 )
 from ipc.kv_layout import LayoutMismatch, RankLayout, Span
-from ipc.messages import Command, Exit, PeerDown, PeerUp
+from ipc.messages import Alive, Audit, Command, Exit, PeerDown, PeerUp
 from ipc.vocabulary import DType, KVHandle, SamplingParams, WorkerName
 from tests.gpu_workers.rig import BLOCK_SIZE
 from tests.gpu_workers.scripted_engine import ScriptedExchange, ScriptedExecutor
@@ -55,9 +55,11 @@ class ScriptedLink:
 
     def __init__(self, *batches: Sequence[Command]) -> None:
         self._batches = deque(batches)
+        self.answers: list[int] = []
 
     def send(self, event: object) -> None:
-        raise AssertionError("a follower tells the daemon nothing")
+        assert isinstance(event, Alive), "a follower tells the daemon nothing else"
+        self.answers.append(event.beat)
 
     def receive(self, timeout_s: float | None) -> list[Command]:
         return list(self._batches.popleft()) if self._batches else []
@@ -82,13 +84,16 @@ class Bench:
         commands: Sequence[Sequence[Command]] = (),
         draws: bool = False,
         exchange: Any = None,
+        together: bool = False,
     ) -> None:
+        """Plans come one at a time, or all `together`."""
         self.exchange: Any = exchange or MappingExchange()
         self.executor: Any = ScriptedExecutor(self.exchange, BLOCK_SIZE, draws=draws)
-        self.feed = ScriptedFeed(*[[plan] for plan in plans])
+        self.feed = ScriptedFeed(*([plans] if together else [[plan] for plan in plans]))
         self.waits: list[float | None] = []
+        self.link = ScriptedLink(*commands)
         self.follower = Follower(
-            ScriptedLink(*commands),
+            self.link,
             self.feed,
             self.executor,
             self.exchange,
@@ -207,3 +212,10 @@ def test_a_failed_collective_ends_it() -> None:
     with pytest.raises(CollectivesFailed):
         bench.follower.run()
     assert bench.feed.reports == []
+
+
+def test_a_beat_is_answered_also_between_plans_that_came_together() -> None:
+    plans = [StepPlan(step_id=1), StepPlan(step_id=2)]
+    bench = Bench(*plans, commands=[[Audit(1)], [Audit(2)], [Audit(3)]], together=True)
+    bench.follower.run()
+    assert bench.link.answers == [1, 2, 3]
