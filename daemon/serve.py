@@ -27,8 +27,10 @@ from daemon.deadlines import TimeLimits
 from daemon.door import Door, Target
 from daemon.errors import AlreadyRunning, ConfigError, Draining, ExitError
 from daemon.feasibility import check_placement
-from daemon.frontend.app import Limits, build_app
+from daemon.frontend.app import build_app
+from daemon.frontend.bodies import Limits
 from daemon.frontend.served_model import ServedModel
+from daemon.guarded_protocol import Guards
 from daemon.heartbeat import Heartbeat
 from daemon.link_keys import keys_for
 from daemon.link_terms import terms_of
@@ -83,6 +85,7 @@ class Daemon:
         self._placement = placement_of(config)
         check_placement(config, self._placement, read_outline(config))
         self._target = target_of(config)
+        self._book = http_server.book_of(config.max_connections, config.max_connections_per_peer)
         self._keys = keys_for(config, self._placement)
         ours = config.nodes.get(own_node(config, self._placement))
         self._meeting_points = MeetingPoints(run_dir.path, ours.host if ours else None)
@@ -170,7 +173,16 @@ class Daemon:
         self._supervisor.on_change = self._on_change
         self._console = AdminConsole(self._context, self._run_dir.admin_socket, self._node)
         self._server = http_server.HttpServer(
-            build_app(self._controller, self._model, self._node, self._render_metrics, Limits())
+            build_app(
+                self._controller,
+                self._model,
+                self._node,
+                self._render_metrics,
+                Limits(),
+                config.cors_origins,
+            ),
+            book=self._book,
+            guards=Guards(on_refused=self._metrics.refused),
         )
 
     def _join_nodes(self, configs: WorkerConfigs) -> None:
