@@ -1,0 +1,1 @@
+"""What goes wrong, at every moment, and what may not come of it."""
