@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gpu_workers.batching import BatchLimits
 from ipc.profile_table import SATURATION
-from ipc.vocabulary import Parallelism, Role
+from ipc.vocabulary import Parallelism, PrefillPolicy, Role
 from planner.errors import ProfileError
 from planner.latency.choose import Knowledge, device_of, latency_model
 from planner.latency.interface import Chunk, LatencyModel
@@ -40,12 +40,14 @@ class Settings:
     Args:
         prefill_tokens: L_m; None asks each instance's latency model (`saturation_tokens`).
         max_batch: sequences that decode together at most.
+        prefill_policy: of all that prefill in steps of prompts alone.
         kv_tokens: what each instance's pool holds; None computes it from the device's memory.
         shares_link, pull_stalls_decode, speculation: see `Service`.
     """
 
     prefill_tokens: int | None = None
     max_batch: int = 256
+    prefill_policy: PrefillPolicy = PrefillPolicy.FCFS
     kv_tokens: int | None = None
     memory: MemoryRules = field(default_factory=MemoryRules)
     overheads: Overheads = field(default_factory=Overheads)
@@ -90,10 +92,17 @@ def instance_model(
         role=group.role,
         latency=latency,
         kv_blocks=kv_blocks(known, group.parallelism, settings),
-        limits=BatchLimits(prefill_tokens=tokens, max_batch=settings.max_batch),
+        limits=batch_limits(group, settings, tokens),
         chunk_tokens=group.chunk_tokens,
         rules=group.rules,
     )
+
+
+def batch_limits(group: Group, settings: Settings, prefill_tokens: int) -> BatchLimits:
+    """Of an instance whose L_m is known."""
+    is_chunked = group.chunk_tokens is not None
+    policy = PrefillPolicy.FCFS if is_chunked else settings.prefill_policy
+    return BatchLimits(prefill_tokens, settings.max_batch, policy)
 
 
 def kv_blocks(known: Knowledge, parallelism: Parallelism, settings: Settings) -> int:

@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from ipc.vocabulary import PrefillPolicy
 from planner.arguments import count, count_to
 from planner.bench.calibrate import Calibration
 from planner.deployment import Settings
@@ -42,6 +43,11 @@ def add_limits(add: Add, add_pool: Add) -> None:
     add("--prefill-tokens", type=count_to(_MAX_PREFILL), metavar="N",
         help="L_m: prompts are packed up to so many tokens; default: what saturates each shape, "
         "by the latency model")  # fmt: skip
+    add("--prefill-policy", type=PrefillPolicy, choices=list(PrefillPolicy),
+        default=PrefillPolicy.FCFS, metavar="POLICY",
+        help="fcfs, or skip-join: short prompts go first and long ones are computed in chunks of "
+        "L_m; chunks beside decodes are always first come, first served; default: "
+        "fcfs")  # fmt: skip
     add("--max-batch", type=count, default=256, metavar="N",
         help="sequences that decode together at most; default: 256")  # fmt: skip
     add_pool("--kv-tokens", type=count, metavar="N",
@@ -91,6 +97,7 @@ def settings(given: argparse.Namespace, overheads: Overheads) -> Settings:
     return Settings(
         prefill_tokens=given.prefill_tokens,
         max_batch=given.max_batch,
+        prefill_policy=given.prefill_policy,
         kv_tokens=given.kv_tokens,
         memory=MemoryRules(block_size=block_size),
         overheads=overheads,

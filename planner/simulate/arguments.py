@@ -4,7 +4,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from ipc.vocabulary import Parallelism, Role
+from ipc.vocabulary import Parallelism, PrefillPolicy, Role
 from planner.arguments import (
     Load,
     Parser,
@@ -155,6 +155,11 @@ def _check_rules(given: argparse.Namespace) -> None:
     if MixedRules(given.mixed_rules).are_vllms and given.chunk_tokens is None:
         raise PlannerError(
             "--mixed-rules vllm needs --mixed and --chunk-tokens: vLLM's engine prefills in chunks"
+        )
+    if given.prefill_policy is not PrefillPolicy.FCFS and given.chunk_tokens and not given.prefill:
+        raise PlannerError(
+            f"--prefill-policy {given.prefill_policy} is for steps of prompts alone, and with "
+            "--chunk-tokens and no prefill instances there are none"
         )
 
 

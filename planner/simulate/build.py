@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from gpu_workers.batching import BatchLimits
 from ipc.vocabulary import Parallelism, Role
 from planner.bench.calibrate import Calibration
-from planner.deployment import Group, saturation_tokens
+from planner.deployment import Group, batch_limits, saturation_tokens
 from planner.devices import DeviceSheet
 from planner.errors import InfeasibleShape, PlannerError, ProfileError
 from planner.latency.choose import device_of
@@ -87,7 +86,7 @@ def _instance(asked: Deployment, shape: ModelShape, group: Group) -> InstanceMod
         role=group.role,
         latency=latency,
         kv_blocks=_kv_blocks(asked, shape, group.parallelism),
-        limits=BatchLimits(prefill_tokens=tokens, max_batch=asked.settings.max_batch),
+        limits=batch_limits(group, asked.settings, tokens),
         chunk_tokens=group.chunk_tokens,
         rules=group.rules,
     )

@@ -31,6 +31,7 @@ class Instances(msgspec.Struct, frozen=True):
     tp: int
     pp: int
     prefill_tokens: int
+    prefill_policy: str
     max_batch: int
     kv_tokens: int
     chunk_tokens: int | None
@@ -117,6 +118,7 @@ def instances(built: Built, sample: Requests) -> list[Instances]:
             tp=group.parallelism.tp,
             pp=group.parallelism.pp,
             prefill_tokens=model.limits.prefill_tokens,
+            prefill_policy=str(model.limits.prefill_policy),
             max_batch=model.limits.max_batch,
             kv_tokens=model.kv_blocks * built.service.block_size,
             chunk_tokens=group.chunk_tokens,

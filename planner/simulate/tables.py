@@ -63,6 +63,7 @@ def _headline(prediction: Prediction) -> str:
 def _told_instances(some: Instances) -> str:
     chunks = f", chunks of {some.chunk_tokens}" if some.chunk_tokens else ""
     chunks += " by vLLM's rules" if some.rules != "ours" else ""
+    chunks += ", short prompts first" if some.prefill_policy == "skip-join" else ""
     packed = "" if some.role == "decode" else f", L_m {some.prefill_tokens}{chunks}"
     batch = "" if some.role == "prefill" else f", at most {some.max_batch} sequences"
     return (

@@ -8,7 +8,7 @@ service falls behind or the run is short, the means are the run's own, up to its
 import msgspec
 import numpy as np
 
-from ipc.vocabulary import Role
+from ipc.vocabulary import PrefillPolicy, Role
 from planner.simulate.build import Built
 from planner.simulator.timeline import Timeline
 
@@ -20,7 +20,7 @@ class Use(msgspec.Struct, frozen=True):
 
     Args:
         prefill_busy: share of the time in which a prefill instance computes; None where mixed
-            instances prefill.
+            instances prefill, or prompts in chunks.
         sequences: that decode at the same time in each instance.
         kv_share: of the decode pools that their tokens fill.
     """
@@ -57,9 +57,12 @@ def _is_long(timeline: Timeline) -> bool:
 
 def _prefill_busy(timeline: Timeline, built: Built) -> float | None:
     """Prompts that begin and end together were one batch; each stage had its part of that time."""
-    groups = [group for group, _ in built.groups if group.role.prefills]
+    pairs = [(group, model) for group, model in built.groups if group.role.prefills]
+    groups = [group for group, _ in pairs]
     depths = {group.parallelism.pp for group in groups}
     if len(depths) > 1 or any(group.role is Role.MIXED for group in groups):
+        return None
+    if any(model.limits.prefill_policy is not PrefillPolicy.FCFS for _, model in pairs):
         return None
     starts_ends = np.stack([timeline.prefill_start_s, timeline.prefill_end_s])
     starts_s, ends_s = np.unique(starts_ends, axis=1)

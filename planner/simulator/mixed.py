@@ -1,20 +1,20 @@
 """A colocated instance: the same pool prefills and decodes, and its steps do one or both.
 
-Prefill-first runs waiting prompts whole while the decodes stand still, as the paper's vLLM did;
+Prefill-first runs waiting prompts while the decodes stand still, as the paper's vLLM did;
 chunked fills a token budget with the decodes and parts of prompts (Sarathi, DeepSpeed-MII).
 Chunks may also follow vLLM's rules of admission and preemption (`MixedRules`).
 """
 
-import bisect
 from collections.abc import Callable
 from math import inf, nextafter
 
-from gpu_workers.batching import pack_prefill, prefill_chunk
+from gpu_workers.batching import prefill_chunk
+from gpu_workers.prefill_policy import FirstComeFirstServed, Turn, prefill_queue
 from ipc.kv_layout import blocks_for
 from planner.latency.interface import Chunk
 from planner.simulator.decode import DecodePool
 from planner.simulator.lane import Lane
-from planner.simulator.passage import Agenda, Passage, Record
+from planner.simulator.passage import Agenda, Passage, Record, chunk_of
 from planner.simulator.service import InstanceModel, Service
 from planner.simulator.vllm import PrefixMemory, latest_arrival
 
@@ -43,7 +43,7 @@ class MixedLane(Lane):
         super().__init__(pool)
         self.is_prefilling = False
         self._began_s = 0.0  # the last step that ended
-        self._batch: list[Passage] = []
+        self._batch: list[Turn[Passage]] = []
         self._started: list[_Started] = []
 
     @property
@@ -57,9 +57,8 @@ class MixedLane(Lane):
     def leave(self, now_s: float) -> None:
         super().leave(now_s)
         self.is_prefilling = False
-        done, self._batch = self._batch, []
-        done += self._take_chunks()
-        for passage in done:
+        batch, self._batch = self._batch, []
+        for passage in [*self.pool.computed(self, batch, now_s), *self._take_chunks()]:
             self.pool.prefilled(self, passage, now_s)
 
     def plan(self, now_s: float) -> None:
@@ -69,13 +68,13 @@ class MixedLane(Lane):
         if self.pool.chunk_tokens is not None:
             seconds = self._chunked_step(now_s, self.pool.chunk_tokens)
         else:
-            seconds = self._whole_step(now_s)
+            seconds = self._prompts_alone(now_s)
         if seconds is None:
             super().plan(now_s)
         else:
             self.is_prefilling = True
             self._wake(now_s + seconds + self.pool.overheads.prefill_step_s)
-        if self.pool.waiting:
+        if self.pool.queue:
             self.pool.stop_others(self, now_s)
 
     def stop_for_arrival(self, now_s: float) -> None:
@@ -100,17 +99,17 @@ class MixedLane(Lane):
                 self.pool.put_back(started.passage, started.num_computed)
         return super()._make_room(now_s)
 
-    def _whole_step(self, now_s: float) -> float | None:
-        """Prompts first, whole; None when none waits or fits."""
+    def _prompts_alone(self, now_s: float) -> float | None:
+        """Prompts first; None when none waits or fits."""
         self._batch = self.pool.next_batch(now_s)
         if not self._batch:
             return None
-        estimate = self.pool.latency.prefill([Chunk(p.num_tokens) for p in self._batch])
+        estimate = self.pool.latency.prefill([chunk_of(turn) for turn in self._batch])
         return self.pool.num_lanes * estimate.seconds
 
     def _chunked_step(self, now_s: float, budget: int) -> float | None:
         """Every decode, and chunks of prompts in what the budget leaves; None without prompts."""
-        if not self._started and not self.pool.waiting:
+        if not self._started and not self.pool.queue:
             return None
         num_preempted = self.pool.record.num_preemptions
         self._make_room(now_s)
@@ -175,9 +174,8 @@ class MixedInstance(DecodePool):
         super().__init__(service, model, agenda, record, on_preempted=on_preempted)
         self.queued_tokens = 0
         self.chunk_tokens = model.chunk_tokens
-        self.waiting: list[Passage] = []
+        self.queue: FirstComeFirstServed[Passage] = prefill_queue(model.limits)
         self.arriving: list[tuple[float, Passage]] = []  # not yet seen by whoever plans
-        self._limits = model.limits
         self._rules = model.rules
         self._memory = PrefixMemory(model.kv_blocks)
 
@@ -191,7 +189,7 @@ class MixedInstance(DecodePool):
                 if not lane.is_prefilling:
                     lane.stop_for_arrival(now_s)
             return
-        bisect.insort(self.waiting, passage)
+        self.queue.join(passage.ticket)
         if idle:
             idle[0].plan(now_s)
         else:
@@ -209,7 +207,7 @@ class MixedInstance(DecodePool):
     def welcome(self, began_s: float, now_s: float) -> None:
         """Those who came in time for what is planned after that step wait from now on."""
         while self.arriving and self.arriving[0][0] <= self.latest_arrival(began_s, now_s):
-            bisect.insort(self.waiting, self.arriving.pop(0)[1])
+            self.queue.join(self.arriving.pop(0)[1].ticket)
 
     def put_back(self, passage: Passage, num_computed: int) -> None:
         """Preempt a prompt that was being computed: it waits again."""
@@ -220,7 +218,7 @@ class MixedInstance(DecodePool):
         self._memory.freed(passage.blocks)
         num_full = num_computed // self.block_size
         self._memory.leave(passage.index, passage.blocks, num_full, self.free)
-        bisect.insort(self.waiting, passage)
+        self.queue.join(passage.ticket)
 
     def ended(self, passage: Passage, now_s: float) -> None:
         super().ended(passage, now_s)
@@ -241,25 +239,34 @@ class MixedInstance(DecodePool):
             if lane is not planning and lane.is_running and not lane.is_prefilling:
                 lane.stop_from(now_s)
 
-    def next_batch(self, now_s: float) -> list[Passage]:
-        """Whole prompts from the head of the queue, packed to L_m; their blocks are reserved."""
-        count = pack_prefill(
-            (passage.waiting for passage in self.waiting),
-            max_tokens=self._limits.prefill_tokens,
-            free_blocks=self.room(now_s),
-            free_places=self._max_batch - self.num_admitted,
+    def next_batch(self, now_s: float) -> list[Turn[Passage]]:
+        """What the queue gives out for a step of prompts alone; their blocks are reserved."""
+        turns = self.queue.next_step(
+            free_blocks=self.room(now_s), free_places=self._max_batch - self.num_admitted
         )
-        batch = self.waiting[:count]
-        del self.waiting[:count]
-        for passage in batch:
-            self._start(passage, now_s)
-        return batch
+        for turn in turns:
+            if not chunk_of(turn).num_cached:
+                self._start(turn.ticket.subject, now_s)
+        return turns
+
+    def computed(self, lane: MixedLane, turns: list[Turn[Passage]], now_s: float) -> list[Passage]:
+        """A lane's step of prompts alone is over. Returns those that are done; others wait again,
+        for a lane that is idle or for this one."""
+        for ticket, _ in turns:
+            if ticket.prompt.num_tokens:
+                self.queue.rejoin(ticket)
+                idle = [other for other in self.lanes if other is not lane and other.is_idle]
+                if idle:
+                    idle[0].plan(now_s)
+        return [ticket.subject for ticket, _ in turns if not ticket.prompt.num_tokens]
 
     def next_one(self, now_s: float) -> _Started | None:
         """The head of the queue, if it has room."""
-        if not self.waiting or not self._may_enter(self.waiting[0], now_s):
+        ticket = self.queue.head
+        if ticket is None or not self._may_enter(ticket.subject, now_s):
             return None
-        passage = self.waiting.pop(0)
+        self.queue.leave(ticket)
+        passage = ticket.subject
         num_blocks = self._memory.find(passage.index, self.free)
         self._start(passage, now_s)
         return _Started(passage, num_blocks * self.block_size)

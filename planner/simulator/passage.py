@@ -7,7 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpu_workers.batching import WaitingPrompt
+from gpu_workers.prefill_policy import Ticket, Turn
 from ipc.kv_layout import blocks_for
+from planner.latency.interface import Chunk
 from planner.simulator.timeline import Timeline
 from planner.workload.requests import Requests
 
@@ -32,7 +34,7 @@ class Passage:
         "num_tokens",
         "remaining",
         "source",
-        "waiting",
+        "ticket",
     )
 
     def __init__(self, index: int, num_tokens: int, remaining: int, block_size: int) -> None:
@@ -40,13 +42,19 @@ class Passage:
         self.num_tokens = num_tokens
         self.remaining = remaining
         self.blocks = blocks_for(num_tokens, block_size)
-        self.waiting = WaitingPrompt(num_tokens, self.blocks)
+        self.ticket = Ticket(self, index, WaitingPrompt(num_tokens, self.blocks))
         self.is_first = True
         self.leave_step = 0  # of its lane
         self.source: Holder | None = None  # None: where it decodes, it was prefilled too
 
     def __lt__(self, other: "Passage") -> bool:
         return self.index < other.index
+
+
+def chunk_of(turn: Turn[Passage]) -> Chunk:
+    """What a step that has been given out computes of a prompt."""
+    (ticket, num_new), passage = turn, turn.ticket.subject
+    return Chunk(num_new, passage.num_tokens - ticket.prompt.num_tokens - num_new)
 
 
 class Agenda:

@@ -1,19 +1,18 @@
-"""A prefill instance: prompts packed to L_m, through its pipeline stages, held until pulled."""
+"""A prefill instance: prompts in the policy's steps, through its stages, held until pulled."""
 
-import bisect
 import heapq
 from collections.abc import Callable
 from math import inf
 
-from gpu_workers.batching import pack_prefill
-from planner.latency.interface import Chunk
-from planner.simulator.passage import Agenda, Passage, Record
+from gpu_workers.prefill_policy import FirstComeFirstServed, Turn, prefill_queue
+from planner.simulator.passage import Agenda, Passage, Record, chunk_of
 from planner.simulator.service import InstanceModel, Service
 
 
 class PrefillEngine:
-    """First come, first served. A batch enters when the first stage is free; its prompts' blocks
-    stay taken until they are pulled: prefill memory is the buffer between the phases."""
+    """The leaders' own queue says who is next. A step enters when the first stage is free; blocks
+    stay taken from a prompt's first chunk until it is pulled: prefill memory is the buffer between
+    the phases."""
 
     def __init__(
         self,
@@ -32,7 +31,7 @@ class PrefillEngine:
         self._agenda = agenda
         self._record = record
         self._on_prefilled = on_prefilled
-        self._waiting: list[Passage] = []
+        self._queue: FirstComeFirstServed[Passage] = prefill_queue(model.limits)
         self._free = model.kv_blocks
         self._releases: list[tuple[float, int]] = []  # a heap: blocks that come back, and when
         self._stage_free_s = [0.0] * model.latency.num_stages
@@ -40,54 +39,50 @@ class PrefillEngine:
 
     def arrive(self, now_s: float, passage: Passage) -> None:
         self.queued_tokens += passage.num_tokens
-        waiting = self._waiting
-        if waiting and passage < waiting[-1]:
-            bisect.insort(waiting, passage)
-        else:
-            waiting.append(passage)
+        self._queue.join(passage.ticket)
+        self._go_on(now_s)
+
+    def release(self, passage: Passage, when_s: float) -> None:
+        """Its blocks are free from then on: pulled, or ended by the first token."""
+        heapq.heappush(self._releases, (when_s, passage.blocks))
+        if self._queue:
+            self._agenda.add(max(when_s, self._stage_free_s[0]), self._wake, None)
+
+    def _wake(self, now_s: float, _: None) -> None:
+        if self._queue and self._stage_free_s[0] <= now_s:
+            self._start(now_s)
+
+    def _go_on(self, now_s: float) -> None:
+        """Somebody waits: start now if the first stage is free, else when it will be."""
         if self._stage_free_s[0] <= now_s:
             self._start(now_s)
         else:
             self._follow()
 
-    def release(self, passage: Passage, when_s: float) -> None:
-        """Its blocks are free from then on: pulled, or ended by the first token."""
-        heapq.heappush(self._releases, (when_s, passage.blocks))
-        if self._waiting:
-            self._agenda.add(max(when_s, self._stage_free_s[0]), self._wake, None)
-
-    def _wake(self, now_s: float, _: None) -> None:
-        if self._waiting and self._stage_free_s[0] <= now_s:
-            self._start(now_s)
-
     def _start(self, now_s: float) -> None:
-        """Run the next batch, if one fits."""
+        """Run the next step, if anything fits."""
         releases = self._releases
         while releases and releases[0][0] <= now_s:
             self._free += heapq.heappop(releases)[1]
-        count = pack_prefill(
-            (passage.waiting for passage in self._waiting),
-            max_tokens=self._limits.prefill_tokens,
-            free_blocks=self._free,
-            free_places=self._limits.max_batch,
-        )
-        if count:
-            batch = self._waiting[:count]
-            del self._waiting[:count]
-            self._launch(batch, now_s)
+        turns = self._queue.next_step(free_blocks=self._free, free_places=self._limits.max_batch)
+        if turns:
+            self._launch(turns, now_s)
         elif releases:
             self._agenda.add(releases[0][0], self._wake, None)
 
-    def _launch(self, batch: list[Passage], now_s: float) -> None:
-        chunks = [Chunk(passage.num_tokens) for passage in batch]
+    def _launch(self, turns: list[Turn[Passage]], now_s: float) -> None:
+        chunks = [chunk_of(turn) for turn in turns]
         stage_s = self._latency.prefill(chunks).seconds
         starts_s = self._record.prefill_start_s
-        for passage in batch:
+        for (ticket, _), chunk in zip(turns, chunks, strict=True):
+            passage = ticket.subject
+            if chunk.num_cached:
+                continue
             self._free -= passage.blocks
             if passage.is_first:
                 starts_s[passage.index] = now_s
-        self._agenda.add(self._through_stages(now_s, stage_s), self._done, batch)
-        if self._waiting:
+        self._agenda.add(self._through_stages(now_s, stage_s), self._done, turns)
+        if self._queue:
             self._follow()
 
     def _follow(self) -> None:
@@ -106,10 +101,14 @@ class PrefillEngine:
             stages[stage] = clock_s
         return clock_s
 
-    def _done(self, now_s: float, batch: list[Passage]) -> None:
-        for passage in batch:
+    def _done(self, now_s: float, turns: list[Turn[Passage]]) -> None:
+        for ticket, _ in turns:
+            if ticket.prompt.num_tokens:
+                self._queue.rejoin(ticket)
+                continue
+            passage = ticket.subject
             self.queued_tokens -= passage.num_tokens
             passage.source = self
             self._on_prefilled(now_s, passage)
-        if self._waiting and self._stage_free_s[0] <= now_s:
-            self._start(now_s)
+        if self._queue:
+            self._go_on(now_s)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpu_workers.batching import BatchLimits
-from ipc.vocabulary import Role
+from ipc.vocabulary import PrefillPolicy, Role
 from planner.errors import PlannerError
 from planner.latency.interface import LatencyModel
 
@@ -49,6 +49,9 @@ class InstanceModel:
                 "vLLM's rules are for mixed instances with a token budget: its engine prefills in "
                 "chunks"
             )
+        is_fcfs = self.limits.prefill_policy is PrefillPolicy.FCFS
+        if self.chunk_tokens is not None and not is_fcfs:
+            raise PlannerError("chunks beside decodes are taken first come, first served")
 
 
 @dataclass(frozen=True)
