@@ -69,6 +69,7 @@ class Controller:
         self._open: set[Request] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._clear: dict[str, asyncio.Event] = {}  # of instances that drain
 
     # ---- clients ----------------------------------------------------------------------------
 
@@ -179,6 +180,28 @@ class Controller:
         lost += [trip for trip in self._trips if trip.instance == name]
         for trip in lost:
             self._retry(trip, tuple(trip.choices), f"the worker {name} failed: {reason}")
+        self._look_at_draining()
+        self._clear.pop(name, None)
+
+    async def drain_instance(self, name: str) -> None:
+        """Give it nothing new; return when nothing is left there. It stays drained, whatever
+        comes of the waiting, until it is replaced or `undrain_instance`."""
+        self.instances.set_draining(name, True)
+        clear = self._clear.setdefault(name, asyncio.Event())
+        self._look_at_draining()
+        await clear.wait()
+
+    def undrain_instance(self, name: str) -> None:
+        self._clear.pop(name, None)
+        self.instances.set_draining(name, False)
+        self._trips.place_waiting()
+
+    def _look_at_draining(self) -> None:
+        for name, clear in self._clear.items():
+            instance = self.instances.get(name)
+            busy = instance is not None and instance.has_work
+            if not busy and not self._trips.is_reading_or_read(name):
+                clear.set()
 
     # ---- events -----------------------------------------------------------------------------
 
@@ -206,6 +229,8 @@ class Controller:
                 self._metrics.observed(instance.name, event)
             case _:
                 assert_never(event)
+        if self._clear:
+            self._look_at_draining()
 
     def _token(self, row: TokenRow, started_s: float) -> None:
         trip = self._trips.of_sequence(row.seq_id)

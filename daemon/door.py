@@ -45,7 +45,7 @@ class Door:
         Raises:
             ServeError: nobody can serve it, or it would not fit, or would have to wait too long.
         """
-        if not instances.can_serve:
+        if not instances.can_take:
             raise NotReady("no prefill and decode instances are ready to serve")
         for spec in specs:
             self.capacity.check(spec)

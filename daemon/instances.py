@@ -35,12 +35,21 @@ class Instance:
         self.spec = spec or InstanceSpec(name, role, Parallelism(), ())
         self.queued: dict[int, int] = {}  # tokens to prefill, by request id
         self.sequences: dict[int, int] = {}  # blocks in decode, by sequence id
+        self.is_draining = False
         self.stats = Stats()
 
     @property
     def has_work(self) -> bool:
         """It was given something that has not come back."""
         return bool(self.queued or self.sequences)
+
+    @property
+    def takes_prompts(self) -> bool:
+        return self.role.prefills and not self.is_draining
+
+    @property
+    def takes_handles(self) -> bool:
+        return self.role.decodes and not self.is_draining
 
     def can_hold(self, num_tokens: int) -> bool:
         return num_tokens <= self.layout.num_blocks * self.layout.block_size
@@ -63,10 +72,15 @@ class Instance:
 
 
 class InstanceTable:
-    """Instances that are up, by name."""
+    """Instances that are up, by name; those that drain get nothing new.
+
+    `promised` are those that are replaced on purpose: while one of them is missing, requests are
+    taken and wait for it.
+    """
 
     def __init__(self) -> None:
         self._up: dict[str, Instance] = {}
+        self.promised: set[str] = set()
         self._reachable: dict[str, list[Instance]] = {}  # who decodes, by who prefills
 
     def __iter__(self) -> Iterator[Instance]:
@@ -88,17 +102,27 @@ class InstanceTable:
         instance = self._up.get(name)
         return instance if instance and epoch in (None, instance.epoch) else None
 
+    def set_draining(self, name: str, is_draining: bool) -> None:
+        """Whether it gets anything new; what it has goes on."""
+        self._up[name].is_draining = is_draining
+        self._survey()
+
+    @property
+    def can_take(self) -> bool:
+        """Whether requests may come: they will be served, if not at once."""
+        return self.can_serve or bool(self.promised)
+
     @property
     def can_serve(self) -> bool:
         """Somebody prefills, and somebody decodes what was prefilled there."""
-        return any(self._reachable.values())
+        return any(self._reachable[i.name] for i in self if i.takes_prompts)
 
     def best_prefill(self, num_tokens: int) -> Instance | None:
         """Who prefills a sequence that may become so long; None when nobody up can hold it.
 
         While nobody decodes for some, the others are asked first.
         """
-        able = [i for i in self if i.role.prefills and i.can_hold(num_tokens)]
+        able = [i for i in self if i.takes_prompts and i.can_hold(num_tokens)]
         candidates = [i for i in able if self._reachable[i.name]] or able
         if not candidates:
             return None
@@ -115,7 +139,7 @@ class InstanceTable:
     def _survey(self) -> None:
         """Who can hand over to whom: looked up with every request, changed by lives and deaths."""
         self._reachable = {
-            source.name: [i for i in self if i.role.decodes and source.reaches(i)]
+            source.name: [i for i in self if i.takes_handles and source.reaches(i)]
             for source in self
             if source.role.prefills
         }
