@@ -8,8 +8,13 @@ import zmq.asyncio
 
 from daemon.config import DaemonConfig
 from daemon.text import Tokenizer
-from tests.daemon.small_tokenizers import byte_level_json
+from tests.daemon.small_tokenizers import byte_level_directory, byte_level_json, load
 from tests.daemon.stage import MakeStage, OverheardLink, Stage
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load(byte_level_directory(tmp_path_factory.mktemp("tokenizer") / "model"))
 
 
 @pytest.fixture

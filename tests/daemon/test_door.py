@@ -1,0 +1,109 @@
+"""Who is let in by the controller, and what it has learned for that from the steps that ran."""
+
+import pytest
+
+from daemon.door import Target
+from daemon.errors import NotReady, QueueFull, SloMissed
+from daemon.text import Tokenizer
+from ipc.vocabulary import Role
+from tests.daemon.mute import MuteHouse
+from tests.daemon.test_metrics import samples
+from tests.daemon.test_prefill_times import POINTS, table
+
+
+def served(house: MuteHouse, num_prompts: int, *, token_s: float = 0.01) -> None:
+    """Prompts of 100 tokens, prefilled one after the other; their clients leave."""
+    for _ in range(num_prompts):
+        with house.ask(100):
+            house.now_s += 100 * token_s
+            command = house.prefills()[-1]
+            house.prefilled(command, house.now_s - 100 * token_s, house.now_s)
+
+
+def refusal(house: MuteHouse, num_prompt: int) -> QueueFull:
+    with pytest.raises(QueueFull) as refused:
+        house.ask(num_prompt)
+    return refused.value
+
+
+def test_until_steps_have_run_nobody_is_refused_for_the_target(tokenizer: Tokenizer) -> None:
+    house = MuteHouse(tokenizer, target=Target(ttft_s=0.1))
+    for _ in range(50):
+        house.ask(1000)
+
+
+def test_who_would_miss_the_target_by_the_steps_that_ran_is_refused(tokenizer: Tokenizer) -> None:
+    """A second for 100 tokens, a target of 3 s: two may wait before one."""
+    house = MuteHouse(tokenizer, target=Target(ttft_s=3.0))
+    served(house, 10)
+    for _ in range(3):
+        house.ask(100)
+    error = refusal(house, 100)
+    assert isinstance(error, SloMissed)
+    assert error.retry_after_s == pytest.approx(1.0)
+    assert refusal(house, 200).retry_after_s == pytest.approx(2.0)
+    assert samples(house.metrics, "distserve_requests_refused_total") == {"slo": 2}
+
+
+def test_when_the_queue_has_drained_as_was_told_the_request_is_taken(tokenizer: Tokenizer) -> None:
+    house = MuteHouse(tokenizer, target=Target(ttft_s=3.0))
+    served(house, 10)
+    for _ in range(3):
+        house.ask(100)
+    house.now_s += refusal(house, 100).retry_after_s
+    house.prefilled(house.prefills()[-3], house.now_s - 1.0, house.now_s)
+    house.ask(100)
+
+
+def test_without_a_target_the_same_queue_takes_everybody_until_it_is_full(
+    tokenizer: Tokenizer,
+) -> None:
+    house = MuteHouse(tokenizer, max_queued=20)
+    served(house, 10)
+    for _ in range(20):
+        house.ask(100)
+    assert refusal(house, 100).retry_after_s == pytest.approx(1.0)
+
+
+def test_the_shortest_queue_decides_for_it_is_where_the_request_would_go(
+    tokenizer: Tokenizer,
+) -> None:
+    house = MuteHouse(tokenizer, target=Target(ttft_s=3.0))
+    served(house, 10)
+    for _ in range(3):
+        house.ask(100)
+    refusal(house, 100)
+    house.up("p1", Role.PREFILL)
+    house.ask(100)
+
+
+def test_a_measured_table_is_believed_from_the_first_request_on(tokenizer: Tokenizer) -> None:
+    """512 tokens take 200 ms there."""
+    house = MuteHouse(tokenizer, target=Target(ttft_s=0.5, table=table(*POINTS)))
+    house.ask(512)
+    house.ask(512)
+    assert refusal(house, 512).retry_after_s == pytest.approx(0.1)
+
+
+def test_overload_is_429_and_want_of_instances_503_D15(tokenizer: Tokenizer) -> None:
+    house = MuteHouse(tokenizer, max_queued=1)
+    house.ask(100)
+    assert refusal(house, 100).status == 429
+    house.down("d0")
+    with pytest.raises(NotReady) as unready:
+        house.ask(100)
+    assert unready.value.status == 503
+
+
+def test_of_five_thousand_requests_at_once_as_many_wait_as_may_D13(tokenizer: Tokenizer) -> None:
+    house = MuteHouse(tokenizer, max_queued=100)
+    served(house, 10)
+    num_taken, waits_s = 0, set()
+    for _ in range(5000):
+        try:
+            house.ask(100)
+            num_taken += 1
+        except QueueFull as error:
+            waits_s.add(error.retry_after_s)
+    assert num_taken == 100 == house.controller.num_open
+    assert sorted(waits_s) == [pytest.approx(1.0)]
