@@ -19,7 +19,7 @@ from daemon.errors import ExitError
 from daemon.link_keys import make_keys
 from daemon.worker_process import compute_environment
 from ipc.messages import LoadFormat
-from ipc.vocabulary import DType
+from ipc.vocabulary import DType, PrefillPolicy
 
 EXIT_USAGE = 64
 
@@ -184,6 +184,9 @@ def _serve_parser() -> argparse.ArgumentParser:
     option("block-size", "tokens in a KV block", type=int)
     option("prefill-tokens", "L_m: prompts are packed up to this many tokens; "
            "`distserve profile` measures it; a placement file's own wins", type=int)  # fmt: skip
+    option("prefill-policy", "fcfs: prompts are read in the order of their arrival (the default); "
+           "skip-join: short ones first, long ones in chunks of L_m, and nobody waits for ever; "
+           "chunk-tokens has an order of its own", choices=list(PrefillPolicy))  # fmt: skip
     option("max-batch", "choices that decode together at most", type=int)
     option("max-queued", "requests that may wait before 429 is answered", type=int)
     option("admission", "full: nobody is refused until max-queued wait; slo: nor who would have to "

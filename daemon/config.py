@@ -13,7 +13,7 @@ import msgspec
 from daemon.errors import ConfigError
 from daemon.tokenizer_files import read_json
 from ipc.messages import LoadFormat
-from ipc.vocabulary import DType, Role
+from ipc.vocabulary import DType, PrefillPolicy, Role
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -84,6 +84,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     decode_kv_cache_gib: Gibibytes | None = None
     block_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 32
     prefill_tokens: Positive = 512
+    prefill_policy: PrefillPolicy = PrefillPolicy.FCFS
     max_batch: Annotated[int, msgspec.Meta(ge=16)] = 256  # a request may have 16 choices
     chunk_tokens: Positive | None = None
     max_queued: Positive = 1024
@@ -178,5 +179,11 @@ def _check(config: DaemonConfig) -> None:
         raise ConfigError("nobody prefills: set prefill or mixed to 1 or more")
     if not config.decode + config.mixed:
         raise ConfigError("nobody decodes: set decode or mixed to 1 or more")
+    is_fcfs = config.prefill_policy is PrefillPolicy.FCFS
+    if config.chunk_tokens is not None and not config.prefill and not is_fcfs:
+        raise ConfigError(
+            f"prefill_policy {config.prefill_policy} is for steps of prompts alone, and with "
+            "chunk_tokens and no prefill instances there are none"
+        )
     if config.admission == SLO and config.ttft is None:
         raise ConfigError("admission = slo needs a target for the time to first token: set ttft")

@@ -91,6 +91,7 @@ def planner_command(config: DaemonConfig, file: Path) -> list[str]:
         *("--devices-per-node", str(len(os.sched_getaffinity(0)))),
         *("--max-total-tokens", str(model_context(config)), "--max-batch", str(config.max_batch)),
         *("--kv-tokens", str(_kv_tokens(config)), "--block-size", str(config.block_size)),
+        *("--prefill-policy", config.prefill_policy),
         *("--pull-stalls-decode", "--out", str(file)),
         *options,
     ]

@@ -9,7 +9,7 @@ from daemon.config import DaemonConfig
 from daemon.meeting_points import MeetingPoints
 from daemon.placement import devices_in_use, own_node
 from ipc.messages import MixedPolicy, WorkerConfig
-from ipc.vocabulary import InstanceSpec, Placement, WorkerName
+from ipc.vocabulary import InstanceSpec, Placement, PrefillPolicy, WorkerName
 
 
 class WorkerConfigs:
@@ -63,6 +63,7 @@ class WorkerConfigs:
             max_context_tokens=self._max_context,
             prefill_tokens=spec.prefill_tokens or config.prefill_tokens,
             max_batch=config.max_batch,
+            prefill_policy=self._prefill_policy(spec),
             mixed=MixedPolicy(chunk_tokens=spec.chunk_tokens),
             num_token_ids=self._num_token_ids,
             group_endpoint=meeting.plans,
@@ -81,6 +82,11 @@ class WorkerConfigs:
             cpu_cores=cores,
             num_threads=num_threads,
         )
+
+    def _prefill_policy(self, spec: InstanceSpec) -> PrefillPolicy:
+        """Chunks beside decodes are taken first come, first served."""
+        is_chunked = spec.chunk_tokens is not None
+        return PrefillPolicy.FCFS if is_chunked else self._config.prefill_policy
 
     def forget(self, epoch: int) -> None:
         """All workers of that epoch are gone: so is where they met."""

@@ -34,6 +34,11 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path)
         ("drain_s = inf", r"- at `\$\.drain_s`"),
         ("port = ", r"Invalid value"),
         ("decode = 0", r"nobody decodes"),
+        ('prefill_policy = "lifo"', r"Invalid enum value 'lifo' - at `\$\.prefill_policy`"),
+        (
+            'prefill = 0\nmixed = 1\nchunk_tokens = 64\nprefill_policy = "skip-join"',
+            r"prefill_policy skip-join is for steps of prompts alone",
+        ),
         ("mixed_tp = 0", r">= 1 - at `\$\.mixed_tp`"),
         ('log_level = "loud"', r"Invalid enum value 'loud' - at `\$\.log_level`"),
     ],
