@@ -5,6 +5,7 @@ they belong to.
 """
 
 import argparse
+import functools
 import importlib.metadata
 import logging
 import os
@@ -60,9 +61,10 @@ def main(argv: list[str] | None = None) -> int:
 def serve_command(argv: list[str]) -> int:
     flags = vars(_serve_parser().parse_args(argv))
     config_file = flags.pop("config")
-    config = read_config(Path(config_file) if config_file else None, flags)
+    read = functools.partial(read_config, Path(config_file) if config_file else None, flags)
+    config = read()
     journal.set_up(logging.getLevelNamesMapping()[config.log_level.upper()])
-    serve.run(config)
+    serve.run(config, read)
     return 0
 
 

@@ -28,6 +28,8 @@ SEARCHED = ("workload", "rate", "ttft", "tpot", "profile")  # ... for these
 SLO = "slo"  # an admission that refuses who would miss the target ...
 PROMISED = ("ttft", "profile")  # ... that is given here, by the times that are measured here
 
+RELOADABLE = ("log_level", "drain_s")  # by SIGHUP; all others take a restart
+
 # What a placement says instead.
 COUNTED = (
     *("prefill", "prefill_tp", "prefill_pp"),
@@ -153,7 +155,8 @@ def model_context(config: DaemonConfig) -> int:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        # tomllib lets out more than its own error: numbers of thousands of digits, deep nesting.
         raise ConfigError(f"{path}: {error}") from error
 
 

@@ -224,6 +224,12 @@ class Unreachable(ExitError):
     exit_code = 3
 
 
+class StoppedEarly(ExitError):
+    """A signal came before there was anything to drain: stopped on request."""
+
+    exit_code = 0
+
+
 class StartFailed(ExitError):
     """The workers could not be brought up."""
 

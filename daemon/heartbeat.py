@@ -46,6 +46,10 @@ class Heartbeat:
         self._number = 0
         self._answers: dict[Sender, int] = {}
 
+    @property
+    def num_beats(self) -> int:
+        return self._number
+
     async def run(self) -> None:
         while True:
             await asyncio.sleep(self._beat_s)

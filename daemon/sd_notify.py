@@ -1,14 +1,15 @@
-"""Tell the service manager how the daemon is: READY=1, STATUS=, STOPPING=1, WATCHDOG=1.
+"""Tell the service manager how the daemon is: READY, RELOADING, STATUS, STOPPING, WATCHDOG.
 
 The notify protocol in pure Python: one datagram of `KEY=value` lines to the socket named in
 NOTIFY_SOCKET. Without that variable everything here does nothing. Nothing here raises into the
-daemon, and a status line that does not fit the queue is dropped. Only READY and STOPPING, which
-the service manager waits for, are tried again, for a quarter of a second at most.
+daemon, and a status line that does not fit the queue is dropped. Only READY, RELOADING and
+STOPPING, which the service manager waits for, are tried again, for a quarter of a second at most.
 """
 
 import os
 import select
 import socket
+import time
 from collections.abc import MutableMapping
 from types import TracebackType
 
@@ -59,6 +60,11 @@ class Notifier:
     def status(self, text: str) -> None:
         """One line for `systemctl status`."""
         self._send(*_status_lines(text))
+
+    def reloading(self) -> None:
+        """The configuration is being read again; `ready` says when that is over."""
+        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._send_important("RELOADING=1", f"MONOTONIC_USEC={now_us}")
 
     def stopping(self, status: str = "") -> None:
         """The daemon is on its way out. Not for a drain that can be undone."""

@@ -8,16 +8,15 @@ the waiting.
 import asyncio
 import importlib.metadata
 import logging
-import signal
 import socket
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import zmq.asyncio
 
-from daemon import http_server, planning, worker_link
+from daemon import http_server, listen_fds, planning, signals, worker_link
 from daemon.admin_console import AdminConsole
 from daemon.admission import Capacity
 from daemon.chat_template import ChatTemplate
@@ -25,7 +24,7 @@ from daemon.config import AUTO, SLO, DaemonConfig, model_context
 from daemon.controller import Controller
 from daemon.deadlines import TimeLimits
 from daemon.door import Door, Target
-from daemon.errors import AlreadyRunning, ConfigError, Draining, ExitError
+from daemon.errors import AlreadyRunning, ConfigError, Draining, ExitError, StoppedEarly
 from daemon.feasibility import check_placement
 from daemon.frontend.app import build_app
 from daemon.frontend.bodies import Limits
@@ -41,9 +40,12 @@ from daemon.model_sizes import read_outline
 from daemon.neighbours import Neighbours
 from daemon.node import Node
 from daemon.placement import guests_of, hosts_of, own_node, placement_of
+from daemon.pulse import Pulse
+from daemon.reload import Reloader
 from daemon.remote_node import RemoteNode
 from daemon.sd_notify import Notifier
 from daemon.segment_host import SegmentHost
+from daemon.service_report import ServiceReport, Stage, status_line
 from daemon.supervisor import Supervisor
 from daemon.targets import read_table, read_time_s
 from daemon.text import Tokenizer
@@ -54,33 +56,42 @@ from ipc.sockets import DaemonSocket
 logger = logging.getLogger(__name__)
 
 
-def run(config: DaemonConfig) -> None:
-    """Serve until a signal.
+def run(config: DaemonConfig, read: Callable[[], DaemonConfig]) -> None:
+    """Serve until a signal; `read` reads the configuration again at SIGHUP.
 
     Raises:
         ExitError: it cannot start, or cannot go on.
     """
-    with ExitStack() as stack:
-        listener = stack.enter_context(http_server.bind(config.host, config.port))
-        run_dir = stack.enter_context(_own_run_dir(config))
-        notifier = stack.enter_context(Notifier.from_environment())
-        if config.placement == AUTO:
-            notifier.extend(config.start_timeout_s, "searching a placement")
-            config = planning.searched(config, run_dir.path)
-        daemon = Daemon(config, run_dir, notifier)
-        try:
+    reloader = Reloader(config, read)
+    signals.before_the_loop()
+    try:
+        with ExitStack() as stack:
+            passed = listen_fds.inherited()
+            listener = stack.enter_context(passed or http_server.bind(config.host, config.port))
+            notifier = stack.enter_context(Notifier.from_environment())
+            run_dir = stack.enter_context(_own_run_dir(config))
+            if config.placement == AUTO:
+                notifier.extend(config.start_timeout_s, "searching a placement")
+                config = planning.searched(config, run_dir.path)
+                signals.before_the_loop()  # the search had handlers of its own
+            daemon = Daemon(config, run_dir, notifier, reloader)
             asyncio.run(daemon.run(listener))
-        except BaseExceptionGroup as group:
-            raise _first_exit_error(group) from group
+    except BaseExceptionGroup as group:
+        raise _first_exit_error(group) from group
+    except KeyboardInterrupt as interrupt:
+        raise StoppedEarly("stopped before it could serve") from interrupt
 
 
 class Daemon:
     """All parts of one running node."""
 
-    def __init__(self, config: DaemonConfig, run_dir: RunDir, notifier: Notifier) -> None:
+    def __init__(
+        self, config: DaemonConfig, run_dir: RunDir, notifier: Notifier, reloader: Reloader
+    ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._notifier = notifier
+        self._reloader = reloader
         self._model = load_model(config)
         self._placement = placement_of(config)
         check_placement(config, self._placement, read_outline(config))
@@ -89,14 +100,12 @@ class Daemon:
         self._keys = keys_for(config, self._placement)
         ours = config.nodes.get(own_node(config, self._placement))
         self._meeting_points = MeetingPoints(run_dir.path, ours.host if ours else None)
-        self._is_announced = False
 
     async def run(self, listener: socket.socket) -> None:
         """Until the first signal and the drain that follows it."""
-        self._wire(listener)
-        self._notifier.extend(self._config.start_timeout_s)
         stop = asyncio.Event()
-        with _signals(stop), ExitStack() as sockets:
+        with signals.handled(stop.set, self._reload), ExitStack() as sockets:
+            self._wire(listener)
             self._meeting_points.sweep()
             sockets.callback(self._meeting_points.sweep)
             sockets.callback(self._context.term)
@@ -124,6 +133,7 @@ class Daemon:
             self._link, self._supervisor, self._controller, self._heartbeat, self._host
         )
         yield self._heartbeat.run()
+        yield self._report.run()
         yield self._controller.timekeeper.run()
         yield LoopLag(self._metrics.loop_lagged).run()
         yield self._console.serve()
@@ -162,7 +172,7 @@ class Daemon:
             start_timeout_s=config.start_timeout_s,
             neighbours=self._neighbours,
         )
-        self._heartbeat = Heartbeat(
+        self._heartbeat = beat = Heartbeat(
             self._supervisor,
             self._controller.instances,
             self._metrics,
@@ -184,6 +194,8 @@ class Daemon:
             book=self._book,
             guards=Guards(on_refused=self._metrics.refused),
         )
+        parts = {"http": lambda: self._server.num_rounds, "heartbeat": lambda: beat.num_beats}
+        self._report = ServiceReport(self._notifier, self._describe, Pulse(parts))
 
     def _join_nodes(self, configs: WorkerConfigs) -> None:
         """Links to the nodes that instances are shared with; where none are, no socket opens."""
@@ -229,17 +241,26 @@ class Daemon:
     def _render_metrics(self) -> tuple[str, bytes]:
         return self._metrics.render(self._controller.count_phases())
 
+    def _describe(self) -> str:
+        return status_line(self._node.state, self._controller.num_open, self._node.progress)
+
+    def _reload(self) -> None:
+        with self._report.reloading():
+            self._reloader.reload()
+
     def _on_change(self) -> None:
-        """An instance moved: tell systemd, and people once it can serve."""
-        self._notifier.status(self._node.progress)
-        if self._node.is_helper and not self._is_announced:
-            self._is_announced = True
-            self._notifier.ready(self._node.progress)
-            logger.info("ready: %s", self._node.progress)
-        if self._is_announced or self._node.refusal is not None:
+        """An instance moved: tell the service manager, and people once it can serve."""
+        self._report.changed()
+        if self._report.stage is not Stage.STARTING:
             return
-        self._is_announced = True
-        self._notifier.ready(self._node.progress)
+        if self._node.is_helper:
+            self._report.ready()
+            logger.info("ready: %s", self._node.progress)
+        elif self._node.refusal is None:
+            self._report.ready()
+            self._welcome()
+
+    def _welcome(self) -> None:
         num_ready = sum(ward.is_ready for ward in self._supervisor.wards.values())
         if num_ready < len(self._supervisor.wards):
             logger.info(
@@ -252,13 +273,12 @@ class Daemon:
 
     async def _wind_down(self, stop: asyncio.Event) -> None:
         """Drain, end what is left by an error, and let everything go."""
-        config = self._config
         stop.clear()
-        num_open = self._controller.num_open
-        logger.info("stopping: %d requests may take %.0f s", num_open, config.drain_s)
-        self._notifier.stopping(f"draining {num_open} requests")
-        self._notifier.extend(config.drain_s + 10)
-        drain = asyncio.ensure_future(self._node.drain(config.drain_s))
+        drain_s = self._reloader.config.drain_s
+        logger.info("stopping: %d requests may take %.0f s", self._controller.num_open, drain_s)
+        drain = asyncio.ensure_future(self._node.drain(drain_s))
+        await asyncio.sleep(0)  # it drains from here on
+        self._report.stopping()
         again = asyncio.ensure_future(stop.wait())
         await asyncio.wait([drain, again], return_when=asyncio.FIRST_COMPLETED)
         for waiting in (drain, again):
@@ -304,18 +324,6 @@ def _own_run_dir(config: DaemonConfig) -> Iterator[RunDir]:
         raise AlreadyRunning(str(error)) from error
     except RunDirUnusable as error:
         raise ConfigError(str(error)) from error
-
-
-@contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
 
 
 def _first_exit_error(group: BaseExceptionGroup) -> BaseException:
