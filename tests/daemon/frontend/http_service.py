@@ -10,7 +10,7 @@ from uvicorn.server import ServerState
 
 from daemon.chat_template import ChatTemplate
 from daemon.connection_book import ConnectionBook
-from daemon.errors import NotReady
+from daemon.errors import NotReady, ServeError
 from daemon.frontend.app import build_app
 from daemon.frontend.bodies import Limits
 from daemon.frontend.served_model import ServedModel
@@ -49,7 +49,9 @@ class Service:
         )
         self.port = 0
         self.book = ConnectionBook(1000, 1000)
-        self.guards = Guards()
+        self.refusals: list[ServeError] = []
+        self.guards = Guards(on_refused=self.refusals.append)
+        self.idle_s = 5.0
 
     @property
     def url(self) -> str:
@@ -59,6 +61,7 @@ class Service:
     async def running(self) -> AsyncIterator["Service"]:
         """The daemon's own protocol, without the parts of uvicorn's server that wait and sleep."""
         config = uvicorn.Config(self.app, lifespan="off", access_log=False, log_config=None)
+        config.timeout_keep_alive = self.idle_s  # type: ignore[assignment]  # shorter than a second
         config.load()
         state = ServerState()
         server = await asyncio.get_running_loop().create_server(
