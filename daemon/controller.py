@@ -54,6 +54,7 @@ class Controller:
     ) -> None:
         self.instances = InstanceTable()
         self.is_draining = False
+        self.on_load: Callable[[], None] = lambda: None  # a request came or ended
         self.timelines = Timelines()
         self._trips = Trips(self.instances, clock)
         self.timekeeper = Timekeeper(
@@ -123,6 +124,7 @@ class Controller:
         self._idle.clear()
         self._metrics.arrived(request)
         self.timelines.arrived(request)
+        self.on_load()
         self.timekeeper.arrived(request)
         self._trips.start(request, request.choices)
         return request
@@ -158,6 +160,7 @@ class Controller:
         request.clock.ended_s = self._clock()
         self._metrics.ended(request, phase)
         self.timelines.ended(request)
+        self.on_load()
         self.timekeeper.ended(request)
         if not self._open:
             self._idle.set()

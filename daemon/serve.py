@@ -196,6 +196,7 @@ class Daemon:
         )
         parts = {"http": lambda: self._server.num_rounds, "heartbeat": lambda: beat.num_beats}
         self._report = ServiceReport(self._notifier, self._describe, Pulse(parts))
+        self._controller.on_load = self._report.changed
 
     def _join_nodes(self, configs: WorkerConfigs) -> None:
         """Links to the nodes that instances are shared with; where none are, no socket opens."""
