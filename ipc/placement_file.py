@@ -23,6 +23,7 @@ _INDENTED = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 _NUMBERS = re.compile(rb"(?<=\[)\n\s*\d+(,\n\s*\d+)*\n\s*(?=\])")  # no string holds a newline
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Degree = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 Index = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -52,8 +53,8 @@ class FileInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     role: Role
     unit: Index
-    tp: Count
-    pp: Count
+    tp: Degree
+    pp: Degree
     stages: tuple[FileStage, ...]
     prefill_tokens: Count | None = None
     chunk_tokens: Count | None = None
@@ -274,8 +275,9 @@ def _device_troubles(file: PlacementFile) -> Iterator[str]:
                     f"{where}.devices: {stage.node} has devices 0 to {sizes[stage.node] - 1}, "
                     f"so there is no device {device}"
                 )
-            owner = owners.setdefault((stage.node, device), where)
-            if owner != where or stage.devices.count(device) > 1:
+            owner = owners.get((stage.node, device))
+            owners[stage.node, device] = where
+            if owner is not None:
                 yield (
                     f"{where}.devices: device {device} of {stage.node} is taken twice, here for "
                     f"{instance.name} and in {owner}"
