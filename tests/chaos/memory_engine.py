@@ -1,9 +1,9 @@
 """An engine without arithmetic whose tokens depend on what its blocks really hold.
 
 Every slot of a pool holds the token that was last written there. Rows are carried out when their
-step is collected, as by a device that lags behind; copies and pulls at launch, in the plan's order,
-as by a copy engine beside it. A token is drawn from what is read back, so that a block given away too early, a copy out of the
-wrong pool or a token counted twice changes the answer.
+step is collected, as by a device that lags behind; copies and pulls at launch, as by a copy engine
+beside it. A token is drawn from what is read back, so that a block given away too early, a copy
+out of the wrong pool or a token counted twice changes the answer.
 """
 
 from typing import NamedTuple

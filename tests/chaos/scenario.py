@@ -1,0 +1,63 @@
+"""One run of the chaos in one thread: a load, its faults, and what must hold after them."""
+
+import random
+from functools import cache
+
+from daemon.text import Tokenizer
+from ipc.vocabulary import Role
+from tests.chaos.chaos_town import ChaosTown
+from tests.chaos.faults import Fault
+from tests.chaos.invariants import check
+from tests.chaos.load import Answer, answers_of, visits
+
+ONE_AND_ONE = {"p0": Role.PREFILL, "d0": Role.DECODE}
+TWO_AND_TWO = ONE_AND_ONE | {"p1": Role.PREFILL, "d1": Role.DECODE}
+ONE_OF_EACH = ONE_AND_ONE | {"m0": Role.MIXED}
+TOPOLOGIES = {
+    "p0": (ONE_AND_ONE, TWO_AND_TWO, ONE_OF_EACH),
+    "d0": (ONE_AND_ONE, TWO_AND_TWO, {"m0": Role.MIXED, "d0": Role.DECODE}),
+    "m0": ({"m0": Role.MIXED}, {"m0": Role.MIXED, "m1": Role.MIXED}, ONE_OF_EACH),
+}
+NUM_VISITS = 24
+SMALL_POOL = 18
+STRIKE_WITHIN = 300
+MAX_DEATHS = 3  # of those that a request may see
+
+
+@cache
+def undisturbed(tokenizer: Tokenizer, seed: int) -> list[list[Answer]]:
+    """What the clients of that load have when nothing goes wrong and nobody leaves."""
+    town = ChaosTown(tokenizer, ONE_AND_ONE, seed=0)
+    for visit in visits(seed, NUM_VISITS):
+        town.ask(*visit.specs)
+    town.settle()
+    answers = [list(answers_of(client)) for client in town.clients]
+    assert all(len(answer.endings) == 1 for call in answers for answer in call)
+    return answers
+
+
+def one_fault(tokenizer: Tokenizer, fault: Fault, victim: str, seed: int) -> ChaosTown:
+    """Raises AssertionError: something was noticed, or is left."""
+    roles = TOPOLOGIES[victim][seed % 3]
+    small = {victim: SMALL_POOL} if fault is Fault.PRESSURE else {}
+    town = ChaosTown(tokenizer, roles, seed=seed, num_blocks=small)
+    town.strike(fault, victim, at=random.Random(seed).randrange(STRIKE_WITHIN))
+    return run(town, tokenizer, seed)
+
+
+def storm(tokenizer: Tokenizer, seed: int) -> ChaosTown:
+    """Everything at once, on everybody, in small pools."""
+    dice = random.Random(seed)
+    roles = dice.choice((TWO_AND_TWO, ONE_OF_EACH, {"m0": Role.MIXED, "m1": Role.MIXED}))
+    town = ChaosTown(tokenizer, roles, seed=seed, num_blocks=dict.fromkeys(roles, 2 * SMALL_POOL))
+    deadly = [fault for fault in Fault if fault.is_deadly]
+    for fault in [*dice.sample(deadly, MAX_DEATHS), Fault.SLOW]:
+        town.strike(fault, dice.choice(list(roles)), at=dice.randrange(STRIKE_WITHIN))
+    return run(town, tokenizer, seed)
+
+
+def run(town: ChaosTown, tokenizer: Tokenizer, seed: int) -> ChaosTown:
+    town.visit(visits(seed, NUM_VISITS))
+    town.settle()
+    check(town, undisturbed(tokenizer, seed))
+    return town
