@@ -27,7 +27,7 @@ def walk(text: str, stop: tuple[str, ...]) -> tuple[str, str, bool]:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_stop_strings_cut_as_defined_however_the_text_is_split(
+def test_stop_strings_cut_as_defined_however_the_text_is_split_F4(
     byte_tokenizer: Tokenizer, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -49,12 +49,12 @@ def test_stop_strings_cut_as_defined_however_the_text_is_split(
             assert choice.flush() == held
 
 
-def test_a_stop_string_is_found_across_tokens(byte_tokenizer: Tokenizer) -> None:
+def test_a_stop_string_is_found_across_tokens_F4_F7(byte_tokenizer: Tokenizer) -> None:
     token_ids = byte_ids(byte_tokenizer, b"ABC DEFGHIJ KLM")
     assert "".join(stream(byte_tokenizer, token_ids, "DEFGHIJ")) == "ABC "
 
 
-def test_no_part_of_a_stop_string_is_sent_before_it_is_ruled_out(
+def test_no_part_of_a_stop_string_is_sent_before_it_is_ruled_out_F4(
     byte_tokenizer: Tokenizer,
 ) -> None:
     parts = stream(byte_tokenizer, byte_ids(byte_tokenizer, b"xDEFy"), "DEFG")

@@ -28,7 +28,7 @@ def piece_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_stream_of_random_tokens_joins_to_the_whole_decode(
+def test_a_stream_of_random_tokens_joins_to_the_whole_decode_F1(
     byte_tokenizer: Tokenizer, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -52,18 +52,18 @@ def test_several_tokens_at_once_give_the_same_text(byte_tokenizer: Tokenizer) ->
     assert ChoiceText(byte_tokenizer).push(token_ids) == (CHINESE_AND_EMOJI, False)
 
 
-def test_a_character_leaves_only_when_it_is_whole(byte_tokenizer: Tokenizer) -> None:
+def test_a_character_leaves_only_when_it_is_whole_F1(byte_tokenizer: Tokenizer) -> None:
     parts = stream(byte_tokenizer, byte_ids(byte_tokenizer, "世🎉".encode()))
     assert parts == ["", "", "世", "", "", "", "🎉", ""]
 
 
-def test_an_unfinished_character_becomes_a_replacement_at_the_end(
+def test_an_unfinished_character_becomes_a_replacement_at_the_end_F3(
     byte_tokenizer: Tokenizer,
 ) -> None:
     assert stream(byte_tokenizer, byte_ids(byte_tokenizer, b"a\xe4\xb8")) == ["a", "", "", "\ufffd"]
 
 
-def test_a_hopeless_byte_becomes_a_replacement_as_soon_as_it_is_hopeless(
+def test_a_hopeless_byte_becomes_a_replacement_as_soon_as_it_is_hopeless_F3(
     byte_tokenizer: Tokenizer,
 ) -> None:
     assert stream(byte_tokenizer, byte_ids(byte_tokenizer, b"\xe4a")) == ["", "\ufffda", ""]
@@ -80,7 +80,7 @@ def test_an_added_token_with_a_space_keeps_it(byte_tokenizer: Tokenizer) -> None
     assert "".join(stream(byte_tokenizer, [token_id])) == "<tool call>"
 
 
-def test_an_id_that_no_token_has_adds_nothing(byte_tokenizer: Tokenizer) -> None:
+def test_an_id_that_no_token_has_adds_nothing_E8(byte_tokenizer: Tokenizer) -> None:
     assert "".join(stream(byte_tokenizer, [byte_tokenizer.num_token_ids + 5])) == ""
 
 
