@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from daemon.errors import InvalidRequest, ServeError
 from daemon.frontend.calls import Call, plan_chat, plan_completion
+from daemon.frontend.json_shape import check_shape
 from daemon.frontend.schema import ChatBody, CompletionBody, read_body
 from daemon.frontend.served_model import ServedModel
 from tests.daemon.frontend.planned_calls import max_output, served
@@ -66,6 +67,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 def planned(raw: bytes, kind: Any, model: ServedModel) -> Call:
     """The whole way of a body to what the controller is given."""
+    check_shape(raw)
     body = read_body(raw, kind)
     plan = plan_completion if kind is CompletionBody else plan_chat
     return asyncio.run(plan(body, model, max_output))
