@@ -1,5 +1,6 @@
 """A real controller of instances that take everything and say only what a test makes them say."""
 
+import asyncio
 from collections.abc import Callable
 
 from daemon.admission import Capacity
@@ -42,12 +43,18 @@ class MuteHouse:
             clock=clock or (lambda: self.now_s),
         )
         self.sent: dict[str, list[Command]] = {}
+        self.has_sent = asyncio.Event()
         self.up("p0", Role.PREFILL)
         self.up("d0", Role.DECODE)
 
     def up(self, name: str, role: Role) -> None:
         mail = self.sent.setdefault(name, [])
-        self.controller.instance_up(Instance(name, EPOCH, role, LAYOUT, mail.append))
+
+        def send(command: Command) -> None:
+            mail.append(command)
+            self.has_sent.set()
+
+        self.controller.instance_up(Instance(name, EPOCH, role, LAYOUT, send))
 
     def down(self, name: str) -> None:
         self.controller.instance_down(name, EPOCH, "killed by SIGKILL")
