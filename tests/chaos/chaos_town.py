@@ -161,6 +161,7 @@ class ChaosTown(Town):
         all instances how they are."""
         deadline = self.now + max_ticks
         self._until_rest(deadline)
+        self._to_strike.clear()
         self.heartbeat()
         self._until_rest(deadline)
 
@@ -182,7 +183,7 @@ class ChaosTown(Town):
     def _is_settled(self) -> bool:
         return (
             all(client.is_over for client in self.clients)
-            and not (self._to_strike or self._to_build or self._ghosts)
+            and not (self._to_build or self._ghosts)
             and len(self._living) == len(self._roles)
             and all(house.is_at_rest for house in self._living)
         )
