@@ -51,6 +51,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def __init__(self, *, guards: Guards, book: ConnectionBook, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
+        self.access_log = False  # it would tell paths and queries; the application logs requests
         self._guards = guards
         self._book = book
         self._timer: asyncio.TimerHandle | None = None

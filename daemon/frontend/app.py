@@ -147,7 +147,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         case 404:
             return error_response(RouteNotFound("There is no such path."), headers)
         case 405 if request.method == "OPTIONS":
-            return Response(status_code=204, headers=headers)
+            others = (headers or {}).get("Allow", "")
+            return Response(status_code=204, headers={"allow": f"{others}, OPTIONS"})
         case 405:
             return error_response(MethodNotAllowed("The path does not take this method."), headers)
         case _:

@@ -15,7 +15,7 @@ from tests.daemon.frontend.http_service import Service
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("num_deltas", [0, 1])
-async def test_a_client_that_leaves_aborts_its_request(
+async def test_a_client_that_leaves_aborts_its_request_F14(
     service: Service, stream: bool, num_deltas: int
 ) -> None:
     never = asyncio.Event()
@@ -48,7 +48,9 @@ async def test_a_slow_engine_is_no_stalled_client(
     assert len(await chunks(http, COMPLETIONS, HELLO)) == 2
 
 
-async def test_a_finished_request_is_not_aborted(service: Service, http: httpx.AsyncClient) -> None:
+async def test_a_finished_request_is_not_aborted_A3(
+    service: Service, http: httpx.AsyncClient
+) -> None:
     await chunks(http, COMPLETIONS, HELLO)
     assert not service.submitter.last.is_aborted
 

@@ -35,7 +35,7 @@ async def test_a_refusal_at_the_door_has_its_own_status(
     assert (response.status_code, error_of(response)["code"]) == (status, code)
 
 
-async def test_a_full_house_says_when_to_come_back(
+async def test_a_full_house_says_when_to_come_back_D13(
     service: Service, http: httpx.AsyncClient
 ) -> None:
     service.submitter.refusal = QueueFull("The queue is full.", retry_after_s=3)
@@ -93,7 +93,7 @@ async def test_a_bug_after_the_first_byte_is_logged_once_and_ends_the_stream(
     assert len([record for record in caplog.records if record.exc_info]) == 1
 
 
-async def test_another_model_is_not_found(http: httpx.AsyncClient) -> None:
+async def test_another_model_is_not_found_E18(http: httpx.AsyncClient) -> None:
     response = await http.post(COMPLETIONS, json=HELLO | {"model": "nope"})
     assert (response.status_code, error_of(response)["code"]) == (404, "model_not_found")
 
@@ -123,7 +123,7 @@ async def test_a_wrong_method_is_told_the_right_one(http: httpx.AsyncClient) -> 
     assert response.headers["allow"] == "POST"
 
 
-async def test_a_body_too_large_is_refused_by_its_announced_length(service: Service) -> None:
+async def test_a_body_too_large_is_refused_by_its_announced_length_E25(service: Service) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: test\r\ncontent-length: 1000000000\r\n\r\n"
     writer.write(head.encode())
@@ -132,7 +132,7 @@ async def test_a_body_too_large_is_refused_by_its_announced_length(service: Serv
     await writer.wait_closed()
 
 
-async def test_a_body_too_large_is_refused_while_it_is_read(http: httpx.AsyncClient) -> None:
+async def test_a_body_too_large_is_refused_while_it_is_read_E25(http: httpx.AsyncClient) -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(100):
             yield b"x" * 1000
@@ -150,7 +150,7 @@ async def test_a_body_too_large_is_refused_while_it_is_read(http: httpx.AsyncCli
         {"content-type": "application/json", "content-encoding": "gzip"},
     ],
 )
-async def test_a_body_that_is_no_plain_json_is_refused(
+async def test_a_body_that_is_no_plain_json_is_refused_E25(
     http: httpx.AsyncClient, headers: dict[str, str]
 ) -> None:
     response = await http.post(COMPLETIONS, content=json.dumps(HELLO), headers=headers)
@@ -158,6 +158,8 @@ async def test_a_body_that_is_no_plain_json_is_refused(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 10_000])
-async def test_a_body_that_is_no_json_is_refused(http: httpx.AsyncClient, content: bytes) -> None:
+async def test_a_body_that_is_no_json_is_refused_E25(
+    http: httpx.AsyncClient, content: bytes
+) -> None:
     response = await http.post(COMPLETIONS, content=content)
     assert (response.status_code, error_of(response)["code"]) == (400, "invalid_json")

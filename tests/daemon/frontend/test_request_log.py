@@ -4,11 +4,13 @@ from typing import Any
 import httpx
 import pytest
 
+from daemon.frontend.app import build_app
 from daemon.generation import Delta
 from daemon.text import Tokenizer
 from tests.daemon.frontend.fake_submitter import failing
-from tests.daemon.frontend.http_calls import COMPLETIONS, FAILURE, HELLO, REPLY
+from tests.daemon.frontend.http_calls import COMPLETIONS, FAILURE, HELLO, LIMITS, REPLY
 from tests.daemon.frontend.http_service import Service
+from tests.daemon.mute import MuteHouse
 
 
 async def test_a_requests_own_name_is_kept(http: httpx.AsyncClient) -> None:
@@ -17,7 +19,7 @@ async def test_a_requests_own_name_is_kept(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 129, "a;b", "{}"])
-async def test_a_harmful_name_is_replaced(http: httpx.AsyncClient, name: str) -> None:
+async def test_a_harmful_name_is_replaced_E13(http: httpx.AsyncClient, name: str) -> None:
     response = await http.get("/health", headers={"x-request-id": name})
     assert response.headers["x-request-id"] not in ("", name)
 
@@ -56,14 +58,20 @@ async def test_a_request_is_logged_in_one_line_of_counts(
     assert "ttft_ms=-" not in line
 
 
-async def test_no_word_of_a_prompt_is_logged(
-    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_word_of_a_prompt_is_logged_at_any_level_D17(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
-    body = HELLO | {"prompt": "my secret", "user": "my secret"}
-    assert "secret" not in await log_line(http, caplog, COMPLETIONS, body)
+    caplog.set_level(logging.DEBUG)
+    body = HELLO | {"prompt": "my secret", "user": "my secret", "stream": stream}
+    key = {"authorization": "Bearer my-secret", "x-request-id": "my secret"}
+    await http.post(f"{COMPLETIONS}?key=secret", json=body, headers=key)
+    ours = [each for each in caplog.records if not each.name.startswith(("httpx", "httpcore"))]
+    assert ours
+    assert "secret" not in " ".join(record.getMessage() for record in ours)
 
 
-async def test_an_unknown_path_is_not_logged(
+async def test_an_unknown_path_is_not_logged_D7(
     http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     line = await log_line(http, caplog, "/my/secret", {})
@@ -76,3 +84,22 @@ async def test_a_failed_stream_is_logged_with_its_error(
     service.submitter.script = failing(FAILURE, [Delta(0, "a", (1,))])
     line = await log_line(http, caplog, COMPLETIONS, HELLO | {"stream": True})
     assert line.endswith("error=worker_failed")
+
+
+async def test_a_path_makes_no_metric_D7(tokenizer: Tokenizer) -> None:
+    house = MuteHouse(tokenizer)
+    service = Service(tokenizer, reply=REPLY, limits=LIMITS)
+    service.app = build_app(
+        house.controller,
+        service.model,
+        service.readiness,
+        lambda: house.metrics.render(house.controller.count_phases()),
+        LIMITS,
+    )
+    async with service.running(), service.client() as http:
+        before = len((await http.get("/metrics")).text.splitlines())
+        for index in range(20):
+            assert (await http.get(f"/a/random-path-{index}")).status_code == 404
+        after = await http.get("/metrics")
+    assert "random-path" not in after.text
+    assert len(after.text.splitlines()) == before

@@ -68,7 +68,7 @@ async def test_no_chunk_is_sent_while_text_is_held_back(
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
-async def test_usage_is_not_told_unless_asked_for(
+async def test_usage_is_not_told_unless_asked_for_F13(
     http: httpx.AsyncClient, options: dict[str, Any] | None
 ) -> None:
     events = await chunks(http, CHAT, HI_CHAT, stream_options=options)
@@ -76,7 +76,7 @@ async def test_usage_is_not_told_unless_asked_for(
 
 
 @pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, HELLO), (CHAT, HI_CHAT)])
-async def test_usage_comes_in_one_last_chunk_without_choices(
+async def test_usage_comes_in_one_last_chunk_without_choices_F13(
     http: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> None:
     whole = await answer(http, path, body)
