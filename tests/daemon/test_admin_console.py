@@ -291,7 +291,7 @@ async def test_a_message_beyond_the_limit_cuts_off_its_sender_alone(house: House
     assert (await ask(honest, status_request()))["call_id"] == 1
 
 
-async def test_a_reader_that_takes_no_answers_does_not_stop_the_others(house: House) -> None:
+async def test_a_reader_that_takes_no_answers_does_not_stop_the_others_C21(house: House) -> None:
     stuck, honest = house.dealer(room=1), house.dealer()
     house.operator.model = "m" * 100_000  # a hundred such answers fit no socket's buffer
     for call_id in range(100):

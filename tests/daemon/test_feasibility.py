@@ -71,7 +71,7 @@ def test_a_size_that_is_missing_or_no_count_is_named(tmp_path: Path, value: obje
         ({"mixed": 1, "mixed_pp": 5}, "mixed-0 cannot run: pp 5 is more than the 4 layers"),
     ],
 )
-def test_a_shape_that_the_model_cannot_have_is_refused(
+def test_a_shape_that_the_model_cannot_have_is_refused_B9(
     tmp_path: Path, shape: dict[str, int], why: str
 ) -> None:
     with pytest.raises(ConfigError, match=why):

@@ -36,7 +36,7 @@ def by_name(processes: Sequence[PlayedProcess]) -> dict[str, PlayedProcess]:
     return {str(process.config.name): process for process in processes}
 
 
-async def test_an_instance_is_ready_when_its_last_worker_is(make_stage: MakeStage) -> None:
+async def test_an_instance_is_ready_when_its_last_worker_is_B7(make_stage: MakeStage) -> None:
     stage = await make_stage(mixed=1, mixed_tp=2)
     keeping = stage.keep()
     stage.say_ready(await stage.started.get())
@@ -84,7 +84,7 @@ async def test_ranks_whose_blocks_differ_are_no_instance(
     assert second.has_ended
 
 
-async def test_pools_whose_blocks_cannot_be_copied_are_refused_with_both_values(
+async def test_pools_whose_blocks_cannot_be_copied_are_refused_with_both_values_B9(
     make_stage: MakeStage,
 ) -> None:
     stage = await make_stage(prefill=1, decode=1)
@@ -119,7 +119,7 @@ async def test_only_pools_that_overlap_are_introduced_and_only_to_who_may_pull(
     await ended(stage, keeping)
 
 
-async def test_a_death_is_told_to_the_leaders_of_who_may_pull(make_stage: MakeStage) -> None:
+async def test_a_death_is_told_to_the_leaders_of_who_may_pull_B3(make_stage: MakeStage) -> None:
     stage = await make_stage(prefill=2, decode=1, decode_tp=2)
     keeping = stage.keep_all()
     processes = by_name(await stage.all_ready(4))
@@ -130,7 +130,9 @@ async def test_a_death_is_told_to_the_leaders_of_who_may_pull(make_stage: MakeSt
     await ended(stage, keeping)
 
 
-async def test_the_workers_of_an_epoch_meet_at_a_place_of_their_own(make_stage: MakeStage) -> None:
+async def test_the_workers_of_an_epoch_meet_at_a_place_of_their_own_C11(
+    make_stage: MakeStage,
+) -> None:
     stage = await make_stage(mixed=1, mixed_tp=2)
     keeping = stage.keep()
     first, second = await stage.all_ready(2)

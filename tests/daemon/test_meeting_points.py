@@ -10,7 +10,7 @@ from ipc.run_dir import MAX_SOCKET_PATH, RunDir
 from ipc.vocabulary import InstanceSpec, Parallelism, Role, Segment
 
 
-def test_each_epoch_meets_somewhere_else(tmp_path: Path) -> None:
+def test_each_epoch_meets_somewhere_else_C11(tmp_path: Path) -> None:
     points = MeetingPoints(tmp_path)
     names = {points.plans(e) for e in (1, 2**62)} | {points.collectives(e) for e in (1, 2**62)}
     assert len(names) == 4
@@ -34,7 +34,7 @@ def test_what_an_epoch_met_by_goes_with_it_and_nothing_else_does(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [paths[2]]
 
 
-def test_what_a_dead_daemon_left_is_swept_and_the_rest_is_not(tmp_path: Path) -> None:
+def test_what_a_dead_daemon_left_is_swept_and_the_rest_is_not_C1(tmp_path: Path) -> None:
     Path(MeetingPoints(tmp_path).plans(7).removeprefix("ipc://")).touch()
     Path(MeetingPoints(tmp_path).collectives(7).removeprefix("file://")).touch()
     (tmp_path / "lock").touch()

@@ -45,7 +45,7 @@ def config(tmp_path: Path) -> DaemonConfig:
     )
 
 
-def test_what_the_planner_finds_is_what_is_served(config: DaemonConfig, tmp_path: Path) -> None:
+def test_what_the_planner_finds_is_what_is_served_B23(config: DaemonConfig, tmp_path: Path) -> None:
     found = searched(config, tmp_path)
     placement = placement_of(found)
     assert found == msgspec.structs.replace(config, placement=str(tmp_path / "placement.json"))
@@ -99,7 +99,7 @@ async def test_a_signal_ends_the_search_and_its_helpers(tmp_path: Path) -> None:
     assert psutil.wait_procs(processes, timeout=10)[1] == []
 
 
-async def test_a_search_that_takes_too_long_is_given_up() -> None:
+async def test_a_search_that_takes_too_long_is_given_up_B22() -> None:
     with pytest.raises(StartFailed, match="no placement was found within 0 s"):
         await search([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
 

@@ -54,7 +54,9 @@ def test_one_flipped_byte_of_a_held_block_changes_the_text(tiny_service: Service
     assert text_of(service.complete(PROMPT)) == undisturbed
 
 
-def test_decode_never_overcommits_and_prefill_memory_is_the_buffer(tiny_llama: Path) -> None:
+def test_decode_never_overcommits_and_prefill_memory_is_the_buffer_A18_A25(
+    tiny_llama: Path,
+) -> None:
     """100 prompts against a decode pool that holds four of them."""
     block_bytes = 2 * 2 * 2 * 32 * 64 * 4  # heads, layers, K and V, tokens, width, fp32
     pools = ["--prefill-kv-cache-gib", str(150 * block_bytes / 2**30)]

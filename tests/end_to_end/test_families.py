@@ -54,7 +54,7 @@ def ask(town: Town, sampling: SamplingParams, num_choices: int = 1) -> list[Clie
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_greedy_tokens_are_those_of_transformers(reference: Reference, topology: str) -> None:
+def test_greedy_tokens_are_those_of_transformers_F18(reference: Reference, topology: str) -> None:
     town = town_of(reference, topology)
     clients = ask(town, SamplingParams(max_tokens=NUM_OUTPUT, seed=0, temperature=0.0))
     town.settle()
@@ -65,7 +65,9 @@ def test_greedy_tokens_are_those_of_transformers(reference: Reference, topology:
     town.close()
 
 
-def test_seeded_draws_are_the_same_everywhere_and_under_preemption(reference: Reference) -> None:
+def test_seeded_draws_are_the_same_everywhere_and_under_preemption_F17_F19_F22_F24(
+    reference: Reference,
+) -> None:
     sampling = SamplingParams(
         max_tokens=NUM_OUTPUT,
         seed=11,

@@ -55,7 +55,7 @@ def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
 
-def test_killing_the_daemon_takes_its_workers_along_and_a_new_one_starts_at_once(
+def test_killing_the_daemon_takes_its_workers_along_and_a_new_one_starts_at_once_C1_C7(
     tiny_llama: Path,
 ) -> None:
     before = shared_memory()
@@ -71,7 +71,7 @@ def test_killing_the_daemon_takes_its_workers_along_and_a_new_one_starts_at_once
     assert shared_memory() == before
 
 
-def test_sigterm_lets_running_streams_finish_and_leaves_nothing(tiny_llama: Path) -> None:
+def test_sigterm_lets_running_streams_finish_and_leaves_nothing_C5_B25(tiny_llama: Path) -> None:
     before = shared_memory()
     with serving(tiny_llama, *FLAGS) as service, ThreadPoolExecutor() as pool:
         workers = list(service.workers().values())
@@ -87,7 +87,7 @@ def test_sigterm_lets_running_streams_finish_and_leaves_nothing(tiny_llama: Path
     assert shared_memory() == before
 
 
-def test_what_does_not_finish_within_the_drain_time_ends_by_a_clear_error(
+def test_what_does_not_finish_within_the_drain_time_ends_by_a_clear_error_C9(
     tiny_llama: Path,
 ) -> None:
     flags = (*FLAGS, "--drain-s", "0.2", "--max-context-tokens", "512")
@@ -142,7 +142,7 @@ def test_a_worker_s_death_is_unseen_by_the_clients_it_was_working_for_B1(
         assert service.complete("hello")["choices"]
 
 
-def test_a_second_daemon_is_refused_by_run_directory_and_by_port(
+def test_a_second_daemon_is_refused_by_run_directory_and_by_port_C11_C18(
     tiny_service: Service, tiny_llama: Path, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-P", "-m", "daemon", "serve", "--model", str(tiny_llama)]
@@ -169,7 +169,7 @@ def test_a_second_daemon_is_refused_by_run_directory_and_by_port(
         (["--kv-cache-gib", "100000"], 78, "of memory .* this machine has"),
     ],
 )
-def test_what_cannot_work_is_one_sentence_and_an_exit_code(
+def test_what_cannot_work_is_one_sentence_and_an_exit_code_B9(
     tiny_llama: Path, tmp_path: Path, flags: list[str], code: int, why: str
 ) -> None:
     command = [sys.executable, "-P", "-m", "daemon", "serve", "--port", "0"]
@@ -179,7 +179,7 @@ def test_what_cannot_work_is_one_sentence_and_an_exit_code(
     assert re.search(why, ended.stderr.splitlines()[-1])
 
 
-def test_two_hundred_requests_with_random_aborts_leave_everything_as_it_was(
+def test_two_hundred_requests_with_random_aborts_leave_everything_as_it_was_A14_C2(
     tiny_service: Service,
 ) -> None:
     service = tiny_service
@@ -226,7 +226,7 @@ def one_of_many(service: Service, i: int) -> None:
             response.read()
 
 
-def test_a_client_that_leaves_frees_both_sides_at_once(tiny_service: Service) -> None:
+def test_a_client_that_leaves_frees_both_sides_at_once_F14(tiny_service: Service) -> None:
     service = tiny_service
     eventually(lambda: service.is_all_free, 5, "all blocks free")
     body = STREAM | {"max_tokens": 450}
@@ -239,7 +239,7 @@ def test_a_client_that_leaves_frees_both_sides_at_once(tiny_service: Service) ->
     eventually(lambda: service.is_all_free, 1, "blocks free after an unstreamed client left")
 
 
-def test_while_it_starts_it_says_so_and_refuses(tiny_llama: Path) -> None:
+def test_while_it_starts_it_says_so_and_refuses_B7_D4(tiny_llama: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
@@ -263,7 +263,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_the_service_manager_is_told_how_it_starts_serves_and_stops(
+def test_the_service_manager_is_told_how_it_starts_serves_and_stops_C20(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
     with (

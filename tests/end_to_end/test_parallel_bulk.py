@@ -11,7 +11,7 @@ NUM_REQUESTS = 64
 
 
 @pytest.mark.slow
-def test_each_of_many_answers_is_its_solo_answer_and_nothing_is_kept(
+def test_each_of_many_answers_is_its_solo_answer_and_nothing_is_kept_A7_B10(
     tiny_llama: Path, tiny_service: Service
 ) -> None:
     asked = asks(NUM_REQUESTS)

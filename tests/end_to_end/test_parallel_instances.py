@@ -51,7 +51,7 @@ def test_answers_one_after_the_other_are_those_of_one_engine_alone(
     eventually(lambda: parallel_service.is_all_free, 5, "all blocks free")
 
 
-def test_answers_at_the_same_time_are_those_of_one_engine_alone(
+def test_answers_at_the_same_time_are_those_of_one_engine_alone_B10_B11(
     parallel_service: Service, requests: list[dict[str, Any]], solo_answers: list[list[int]]
 ) -> None:
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:

@@ -31,7 +31,7 @@ def stream(service: Service, first: threading.Event) -> list[str]:
     return lines
 
 
-def test_shapes_change_no_answer(tiny_service: Service, parallel_service: Service) -> None:
+def test_shapes_change_no_answer_B11(tiny_service: Service, parallel_service: Service) -> None:
     assert len(parallel_service.ranks()) == 4
     assert texts(parallel_service) == texts(tiny_service)
     eventually(lambda: parallel_service.is_all_free, 5, "all blocks free")

@@ -56,7 +56,7 @@ def greedy_stream(client: openai.OpenAI, prompt: str) -> str:
     return "".join(chunk.choices[0].text for chunk in stream)
 
 
-def test_greedy_tokens_are_those_of_transformers(
+def test_greedy_tokens_are_those_of_transformers_F18(
     client: openai.OpenAI, smollm2_reference: Reference, first_answers: dict[str, list[str]]
 ) -> None:
     """In fp32, by teacher forcing: each token is the argmax of transformers' logits after all
@@ -91,7 +91,7 @@ def test_each_family_is_served_with_the_tokens_of_transformers(name: str, tmp_pa
     assert reference.shortfalls(prompts, outputs) == [0.0] * len(PROMPTS)
 
 
-def test_the_work_is_split_for_real(service: Service, client: openai.OpenAI) -> None:
+def test_the_work_is_split_for_real_A19_A20_B14(service: Service, client: openai.OpenAI) -> None:
     before = service.counts()
     client.completions.create(
         model="smollm2", prompt=list(PROMPTS[:6]), max_tokens=4, temperature=0
@@ -116,7 +116,7 @@ def test_the_work_is_split_for_real(service: Service, client: openai.OpenAI) -> 
             assert after[name]["num_steps"] > before[name]["num_steps"]
 
 
-def test_seeded_choices_are_the_same_everywhere_and_differ_among_themselves(
+def test_seeded_choices_are_the_same_everywhere_and_differ_among_themselves_F17_F19(
     client: openai.OpenAI, first_answers: dict[str, list[str]]
 ) -> None:
     answer = client.completions.create(
@@ -133,7 +133,9 @@ def first_answers() -> dict[str, list[str]]:
     return {}
 
 
-def test_joined_stream_equals_the_whole_text_for_chinese_and_emoji(client: openai.OpenAI) -> None:
+def test_joined_stream_equals_the_whole_text_for_chinese_and_emoji_F1(
+    client: openai.OpenAI,
+) -> None:
     messages = [{"role": "user", "content": "请用中文和表情符号🎉🐍介绍你自己。"}]
     how = {"model": "smollm2", "messages": messages, "max_tokens": 40, "seed": 3}
     whole = client.chat.completions.create(**how)  # type: ignore[call-overload]

@@ -60,7 +60,7 @@ def pull(source_blocks: tuple[int, ...], into: tuple[int, ...], epoch: int = 5) 
     return Pull(KVHandle("there", epoch, 7, source_blocks, 4 * len(into)), into)
 
 
-def test_pulled_blocks_equal_their_source_and_nothing_else_changes() -> None:
+def test_pulled_blocks_equal_their_source_and_nothing_else_changes_A7() -> None:
     with importer(WHOLE, exporters("there", [WHOLE])) as exchange:
         exchange.begin(pull((6, 1), (0, 3)))
         assert torch.equal(exchange.pool[[0, 3]], reference()[[6, 1]])
@@ -111,7 +111,7 @@ def test_a_peer_is_known_in_its_epoch_alone_and_forgotten_with_it() -> None:
         assert not exchange.knows("there", 5)
 
 
-def test_a_new_incarnation_is_mapped_beside_the_old_one_until_that_is_forgotten() -> None:
+def test_a_new_incarnation_is_mapped_beside_the_old_one_until_that_is_forgotten_B1_B3() -> None:
     with importer(WHOLE, exporters("there", [WHOLE])) as exchange:
         reborn = CpuExchange(WHOLE, "there")
         reborn.pool.fill_(3.0)

@@ -60,7 +60,7 @@ def test_every_choice_of_a_prompt_draws_its_own_token(driver: Driver) -> None:
     assert len(set(together)) > 1
 
 
-def test_seeded_text_is_the_same_alone_in_a_batch_and_after_a_second_prefill(
+def test_seeded_text_is_the_same_alone_in_a_batch_and_after_a_second_prefill_F16_F17_F22(
     driver: Driver,
 ) -> None:
     sampling = sampled(top_p=0.95, frequency_penalty=0.3)
@@ -180,7 +180,7 @@ def test_pools_are_forgotten_in_the_order_of_plans_before_a_plans_own_pulls(
 
 
 @pytest.mark.parametrize("chunk", [None, 4, 7])
-def test_prompt_logprobs_come_with_the_last_chunk_and_equal_the_references(
+def test_prompt_logprobs_come_with_the_last_chunk_and_equal_the_references_F8(
     driver: Driver, reference: PreTrainedModel, chunk: int | None
 ) -> None:
     sequence = driver.add(PROMPT, greedy(logprobs=2), prompt_logprobs=3)

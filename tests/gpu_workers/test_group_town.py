@@ -66,7 +66,9 @@ def assert_answered(client: Client) -> None:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(3))
-def test_everybody_gets_the_whole_answer(tokenizer: Tokenizer, topology: str, seed: int) -> None:
+def test_everybody_gets_the_whole_answer_B6_B20(
+    tokenizer: Tokenizer, topology: str, seed: int
+) -> None:
     town = build(tokenizer, topology, seed)
     for i in range(20):
         prompt = [town.random.randrange(200) for _ in range(town.random.randrange(1, 40))]
@@ -80,7 +82,7 @@ def test_everybody_gets_the_whole_answer(tokenizer: Tokenizer, topology: str, se
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(4))
-def test_clients_that_leave_at_any_moment_leave_nothing_behind(
+def test_clients_that_leave_at_any_moment_leave_nothing_behind_A6_A13(
     tokenizer: Tokenizer, topology: str, seed: int
 ) -> None:
     town = build(tokenizer, topology, seed, num_blocks=40)
@@ -100,7 +102,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(2))
-def test_pools_under_pressure_preempt_and_still_answer_everybody(
+def test_pools_under_pressure_preempt_and_still_answer_everybody_B20_F24(
     tokenizer: Tokenizer, topology: str, seed: int
 ) -> None:
     town = build(tokenizer, topology, seed, num_blocks=16)

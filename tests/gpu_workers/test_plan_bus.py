@@ -193,7 +193,7 @@ def test_a_bus_between_nodes_never_opens_without_keys() -> None:
         assert probe.connect_ex(("127.0.0.1", int(endpoint.rsplit(":", 1)[1]))) != 0
 
 
-def test_a_port_that_is_taken_ends_the_leader_with_a_word() -> None:
+def test_a_port_that_is_taken_ends_the_leader_with_a_word_C10() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         endpoint = f"tcp://127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(GroupBroken, match=f"cannot listen on {endpoint}: Address already"):

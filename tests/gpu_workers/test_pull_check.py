@@ -50,7 +50,7 @@ def faults(sources: list[CpuExchange], **how: object) -> int:
     return result.num_different
 
 
-def test_a_flipped_byte_is_seen_in_the_block_that_has_it(
+def test_a_flipped_byte_is_seen_in_the_block_that_has_it_A4_A7(
     sources: list[CpuExchange],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -106,7 +106,7 @@ def test_successive_tokens_of_one_seed_are_independent_uniforms() -> None:
     assert chisquare(observed).pvalue > SMALLEST_P
 
 
-def test_a_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
+def test_a_draw_does_not_depend_on_the_rest_of_the_batch_F16() -> None:
     logits = torch.randn(6, 1000, generator=torch.Generator().manual_seed(0)) * 3
     kinds = [
         params(seed=1),
@@ -123,7 +123,7 @@ def test_a_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
     assert together == backwards == alone
 
 
-def test_choices_and_positions_draw_differently_and_repeatably() -> None:
+def test_choices_and_positions_draw_differently_and_repeatably_F19() -> None:
     def text(choice: int, seed: int = 5) -> list[int]:
         return [
             draw_one(LOGITS, params(seed=seed), choice=choice, output=[0] * i) for i in range(30)
@@ -162,7 +162,7 @@ def test_a_nucleus_wider_than_the_first_look_is_cut_at_the_same_token() -> None:
     assert min(logits[list(drawn)]) < lowest_kept + 0.02
 
 
-def test_padding_of_the_vocabulary_is_never_drawn() -> None:
+def test_padding_of_the_vocabulary_is_never_drawn_E8() -> None:
     logits = torch.zeros(10)
     logits[8:] = 50.0
     assert draw_one(logits, params(temperature=0.0), num_token_ids=8) == 0

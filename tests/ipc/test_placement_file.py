@@ -68,7 +68,7 @@ def read_with(path: str, value: Any) -> PlacementFile:
     return parse_placement(orjson.dumps(raw))
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_what_is_written_is_read_again_B23(tmp_path: Path) -> None:
     path = tmp_path / "placement.json"
     write_placement(path, good())
     assert read_placement(path) == good()

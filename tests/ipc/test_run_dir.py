@@ -8,7 +8,7 @@ import pytest
 from ipc.run_dir import RunDirBusy, RunDirUnusable, default_run_dir, owned
 
 
-def test_a_second_owner_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
+def test_a_second_owner_is_refused_and_told_who_has_it_C18(tmp_path: Path) -> None:
     with (
         owned(tmp_path / "run"),
         pytest.raises(RunDirBusy, match=f"process id {os.getpid()}"),
@@ -17,7 +17,7 @@ def test_a_second_owner_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
         raise AssertionError("two owners")
 
 
-def test_sockets_of_a_dead_owner_are_removed_at_the_start_and_ours_at_the_end(
+def test_sockets_of_a_dead_owner_are_removed_at_the_start_and_ours_at_the_end_C1(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "workers.ipc").touch()

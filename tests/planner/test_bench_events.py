@@ -82,7 +82,9 @@ def test_the_services_stage_times_are_taken_and_foreign_ones_are_not() -> None:
         ([b'data: {"choices": 3}\n\n'], "malformed", "an event cannot be read"),
     ],
 )
-def test_what_is_no_answer_fails_by_a_name(pieces: list[bytes], kind: str, message: str) -> None:
+def test_what_is_no_answer_fails_by_a_name_F12(
+    pieces: list[bytes], kind: str, message: str
+) -> None:
     failed = failure(*pieces)
     assert failed.kind == kind
     assert failed.message.startswith(message)

@@ -56,7 +56,7 @@ async def test_a_single_token_ends_by_length(http: httpx.AsyncClient) -> None:
     assert content["usage"]["completion_tokens"] == 1
 
 
-async def test_a_text_ends_before_its_stop_string(http: httpx.AsyncClient) -> None:
+async def test_a_text_ends_before_its_stop_string_F7(http: httpx.AsyncClient) -> None:
     content = await answer(http, COMPLETIONS, HELLO | {"stop": ["世界"]})
     assert (content["choices"][0]["text"], content["choices"][0]["finish_reason"]) == (
         " quick ",

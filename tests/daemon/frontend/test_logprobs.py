@@ -34,7 +34,9 @@ async def test_an_echoed_stream_begins_with_the_prompt(http: httpx.AsyncClient) 
 
 
 @pytest.mark.parametrize("more", [{}, {"echo": True}, {"echo": True, "prompt": "世界 hello"}])
-async def test_offsets_point_into_the_text(http: httpx.AsyncClient, more: dict[str, Any]) -> None:
+async def test_offsets_point_into_the_text_F8(
+    http: httpx.AsyncClient, more: dict[str, Any]
+) -> None:
     (choice,) = (await answer(http, COMPLETIONS, HELLO | {"logprobs": 2} | more))["choices"]
     logprobs = choice["logprobs"]
     ends = [*logprobs["text_offset"][1:], len(choice["text"])]
@@ -51,7 +53,7 @@ async def test_offsets_point_into_the_text(http: httpx.AsyncClient, more: dict[s
     assert all(token == piece for token, piece in whole)
 
 
-async def test_every_token_has_its_log_probability(
+async def test_every_token_has_its_log_probability_B15_B16(
     http: httpx.AsyncClient, tokenizer: Tokenizer
 ) -> None:
     content = await answer(http, COMPLETIONS, HELLO | {"logprobs": 2})
@@ -63,7 +65,7 @@ async def test_every_token_has_its_log_probability(
     assert len(logprobs["top_logprobs"][0]) == 2
 
 
-async def test_echoed_log_probabilities_cover_the_prompt_with_nothing_for_its_first_token(
+async def test_echoed_log_probabilities_cover_the_prompt_with_nothing_for_its_first_token_F8(
     http: httpx.AsyncClient,
 ) -> None:
     content = await answer(http, COMPLETIONS, HELLO | {"logprobs": 1, "echo": True})
@@ -75,7 +77,7 @@ async def test_echoed_log_probabilities_cover_the_prompt_with_nothing_for_its_fi
 
 
 @pytest.mark.parametrize("more", [{"n": 2}, {"echo": True, "n": 2, "prompt": ["hello", "a fox"]}])
-async def test_streamed_log_probabilities_join_to_the_whole_ones(
+async def test_streamed_log_probabilities_join_to_the_whole_ones_B16_F8(
     http: httpx.AsyncClient, more: dict[str, Any]
 ) -> None:
     body = HELLO | {"logprobs": 2} | more
@@ -87,7 +89,7 @@ async def test_streamed_log_probabilities_join_to_the_whole_ones(
     assert joined == [choice["logprobs"] for choice in whole["choices"]]
 
 
-async def test_a_prompt_is_scored_without_a_token_drawn(
+async def test_a_prompt_is_scored_without_a_token_drawn_F8(
     http: httpx.AsyncClient, tokenizer: Tokenizer
 ) -> None:
     body = HELLO | {"max_tokens": 0, "echo": True, "logprobs": 1}
@@ -121,7 +123,7 @@ def _unlikely() -> Delta:
     return Delta(0, "x", (7,), (entry,), FinishReason.LENGTH)
 
 
-async def test_a_bos_has_no_text_in_an_echo(tmp_path: Path) -> None:
+async def test_a_bos_has_no_text_in_an_echo_F8(tmp_path: Path) -> None:
     tokenizer = load(sentence_piece_directory(tmp_path / "m"))
     async with (
         Service(tokenizer, reply=" hello", limits=LIMITS).running() as service,
