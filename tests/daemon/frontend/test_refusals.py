@@ -22,7 +22,7 @@ from tests.daemon.frontend.http_service import Service
         (PromptTooLong(num_prompt=9, num_output=1, limit=8), 400, "context_length_exceeded"),
     ],
 )
-async def test_a_refusal_at_the_door_has_its_own_status(
+async def test_a_refusal_at_the_door_has_its_own_status_B8_D15(
     service: Service,
     http: httpx.AsyncClient,
     stream: bool,
@@ -44,7 +44,7 @@ async def test_a_full_house_says_when_to_come_back_D13(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failure_before_the_first_byte_has_its_own_status(
+async def test_a_failure_before_the_first_byte_has_its_own_status_F11(
     service: Service, http: httpx.AsyncClient, stream: bool
 ) -> None:
     service.submitter.script = failing(FAILURE)
@@ -52,7 +52,7 @@ async def test_a_failure_before_the_first_byte_has_its_own_status(
     assert (response.status_code, error_of(response)["code"]) == (500, "worker_failed")
 
 
-async def test_a_failure_after_the_first_byte_is_an_event_and_an_end(
+async def test_a_failure_after_the_first_byte_is_an_event_and_an_end_B4_F10(
     service: Service, http: httpx.AsyncClient
 ) -> None:
     service.submitter.script = failing(FAILURE, [Delta(0, "a", (1,))])
@@ -61,7 +61,7 @@ async def test_a_failure_after_the_first_byte_is_an_event_and_an_end(
     assert end == "[DONE]"
 
 
-async def test_a_failure_while_text_is_held_back_still_has_its_own_status(
+async def test_a_failure_while_text_is_held_back_still_has_its_own_status_F11(
     service: Service, http: httpx.AsyncClient
 ) -> None:
     service.submitter.script = failing(FAILURE, [Delta(0, "", (1,))])
@@ -103,7 +103,7 @@ async def test_the_models_name_may_be_left_out(http: httpx.AsyncClient) -> None:
     assert content["model"] == "tiny"
 
 
-async def test_a_bad_body_never_reaches_the_controller(
+async def test_a_bad_body_never_reaches_the_controller_A2(
     service: Service, http: httpx.AsyncClient
 ) -> None:
     response = await http.post(COMPLETIONS, json=HELLO | {"n": 0})
