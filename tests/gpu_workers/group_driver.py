@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -17,6 +17,7 @@ from gpu_workers.engine import TORCH_DTYPES, EngineSpec, PrivatePool, build_exec
 from gpu_workers.executor import Executor, Launched
 from gpu_workers.gloo_collectives import GlooCollectives
 from gpu_workers.models.config import ModelConfig, read_config
+from gpu_workers.native_build import NativeLibrary
 from gpu_workers.step_plan import DrawnToken, StepPlan, StepResult
 from ipc.sharding import Shard
 from ipc.vocabulary import DType, Parallelism
@@ -96,6 +97,13 @@ class Group:
             raise
 
 
+class Gloo(NamedTuple):
+    """Where ranks meet that talk by gloo, and what their stages share memory by, if they do."""
+
+    url: str
+    library: NativeLibrary | None = None
+
+
 class GroupDriver(Driver):
     """A `Driver` whose steps are taken by all ranks of an instance."""
 
@@ -104,9 +112,13 @@ class GroupDriver(Driver):
 
 @contextmanager
 def driving(
-    model_dir: Path, parallelism: Parallelism, *, dtype: DType = DType.FP32, gloo: str = ""
+    model_dir: Path,
+    parallelism: Parallelism,
+    *,
+    dtype: DType = DType.FP32,
+    gloo: Gloo | None = None,
 ) -> Iterator[GroupDriver]:
-    """An instance of that shape; its ranks talk by gloo if a rendezvous is given."""
+    """An instance of that shape; its ranks are of one process unless they talk by gloo."""
     driver = GroupDriver(model_dir, dtype=dtype)
     shards = workers(driver.config, parallelism)
     collectives = _meet(driver.config, shards, dtype, gloo) if gloo else _threads(parallelism)
@@ -125,12 +137,19 @@ def _threads(parallelism: Parallelism) -> list[Collectives]:
 
 
 def _meet(
-    config: ModelConfig, shards: Sequence[Shard], dtype: DType, url: str
+    config: ModelConfig, shards: Sequence[Shard], dtype: DType, gloo: Gloo
 ) -> list[Collectives]:
     def meet(shard: Shard) -> Collectives:
         torch_dtype: torch.dtype = TORCH_DTYPES[dtype]
         width = config.hidden_size
-        return GlooCollectives(url, shard, hidden_size=width, dtype=torch_dtype, timeout_s=15.0)
+        return GlooCollectives(
+            gloo.url,
+            shard,
+            hidden_size=width,
+            dtype=torch_dtype,
+            timeout_s=15.0,
+            library=gloo.library,
+        )
 
     with ThreadPoolExecutor(len(shards)) as pool:
         return list(pool.map(meet, shards))

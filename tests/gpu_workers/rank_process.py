@@ -17,6 +17,7 @@ import torch
 
 from gpu_workers.gloo_collectives import GlooCollectives
 from gpu_workers.models.config import read_config
+from gpu_workers.shm_collectives import sums_library
 from gpu_workers.step_plan import DrawnToken, NewBlocks, NewSequence, Row, StepPlan
 from ipc.vocabulary import Parallelism
 from tests.gpu_workers.driving import greedy
@@ -24,6 +25,9 @@ from tests.gpu_workers.group_driver import build_rank, workers
 
 PROMPTS = [list(b"one prompt of several"), list(b"another")]
 NUM_BLOCKS_EACH = 4
+TIMEOUT_S = 60.0
+FORK = get_context("fork")
+ALL_DONE = FORK.Barrier(4)
 CHUNK = 5
 
 
@@ -51,19 +55,24 @@ def run_rank(model_dir: str, rendezvous: str, tokens: str, rank: int) -> list[li
     config = read_config(model_dir)
     shard = workers(config, Parallelism(2, 2))[rank]
     collectives = GlooCollectives(
-        rendezvous, shard, hidden_size=config.hidden_size, dtype=torch.float32
+        rendezvous,
+        shard,
+        hidden_size=config.hidden_size,
+        dtype=torch.float32,
+        library=sums_library(),
     )
     executor = build_rank(Path(model_dir), shard, collectives)
     drawn: dict[int, list[int]] = {}
     for plan in plans(json.loads(tokens)):
         for row in executor.collect(executor.launch(plan)).rows:
             drawn.setdefault(row.sequence, []).extend(row.token_ids)
+    ALL_DONE.wait(TIMEOUT_S)  # what was sent to the next stage is lost with its sender
     collectives.close()
     return [drawn[sequence] for sequence in sorted(drawn)]
 
 
 def main(arguments: Sequence[str]) -> None:
-    with ProcessPoolExecutor(4, mp_context=get_context("fork")) as pool:
+    with ProcessPoolExecutor(4, mp_context=FORK) as pool:
         drawn = list(pool.map(partial(run_rank, *arguments), range(4)))
     sys.stdout.write(json.dumps(drawn))
 

@@ -6,58 +6,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from gpu_workers.collectives import CollectivesFailed
 from gpu_workers.gloo_collectives import GlooCollectives
-from ipc.sharding import ModelSizes, Shard, shard
+from gpu_workers.shm_collectives import sums_library
 from ipc.vocabulary import Parallelism
 from tests.gpu_workers.divisible import divisible
 from tests.gpu_workers.driving import Driver
-from tests.gpu_workers.group_driver import driving
+from tests.gpu_workers.group_driver import Gloo, driving
+from tests.gpu_workers.joined_ranks import TYPES, WIDTH, met, shards, store_in
 from tests.gpu_workers.rank_process import PROMPTS
 
-SIZES = ModelSizes(
-    name="tiny",
-    num_layers=4,
-    num_heads=4,
-    num_kv_heads=2,
-    hidden_size=8,
-    intermediate_size=8,
-    vocab_size=8,
-)
 REPOSITORY = Path(__file__).parents[2]
-WIDTH = SIZES.hidden_size
-TYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def shards(tp: int, pp: int) -> list[Shard]:
-    pairs = [(stage, rank) for stage in range(pp) for rank in range(tp)]
-    return [shard(SIZES, Parallelism(tp, pp), *pair) for pair in pairs]
-
-
-@contextmanager
-def met(
-    path: Path, tp: int, pp: int, *, dtype: torch.dtype = torch.float32, timeout_s: float = 15.0
-) -> Iterator[Callable[..., list[Any]]]:
-    """All ranks of an instance as threads; runs a function of each rank's collectives on them."""
-    url = f"file://{path}/store"
-
-    def join(own: Shard) -> GlooCollectives:
-        return GlooCollectives(url, own, hidden_size=WIDTH, dtype=dtype, timeout_s=timeout_s)
-
-    with ThreadPoolExecutor(tp * pp) as pool:
-        ranks = list(pool.map(join, shards(tp, pp)))
-        yield lambda act: list(pool.map(act, ranks))
-    for rank in ranks:
-        rank.close()
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -68,7 +32,7 @@ def test_sums_are_on_every_rank_and_gathers_on_the_first(
         mine = torch.full((3, 2), rank.tp_rank + 1.0, dtype=dtype)
         return rank.all_reduce(mine.clone()), rank.gather_columns(mine)
 
-    with met(tmp_path, 4, 1, dtype=dtype) as run:
+    with met(store_in(tmp_path), 4, 1, dtype=dtype) as run:
         results = run(act)
     assert all(torch.equal(summed, torch.full((3, 2), 10.0, dtype=dtype)) for summed, _ in results)
     row = torch.tensor([1, 1, 2, 2, 3, 3, 4, 4], dtype=dtype)
@@ -81,7 +45,7 @@ def test_a_sum_is_made_in_place_and_of_no_rows_as_well(tmp_path: Path) -> None:
         mine, none = torch.ones(2, 3), torch.empty(0, 3)
         return rank.all_reduce(mine) is mine and rank.all_reduce(none) is none
 
-    with met(tmp_path, 2, 1) as run:
+    with met(store_in(tmp_path), 2, 1) as run:
         assert run(act) == [True, True]
 
 
@@ -104,7 +68,7 @@ def test_hidden_states_pass_from_stage_to_stage_in_order(
                 hidden.fill_(-1.0)  # the sender's memory is its own again
         return seen
 
-    with met(tmp_path, 2, 3, dtype=dtype) as run:
+    with met(store_in(tmp_path), 2, 3, dtype=dtype) as run:
         results = run(act)
     for stage in (1, 2):
         for tp_rank in (0, 1):
@@ -126,7 +90,7 @@ def test_what_goes_to_the_next_stage_is_counted_in_bytes(
                 rank.receive(length)
         return rank.sent_bytes
 
-    with met(tmp_path, 1, 2, dtype=dtype) as run:
+    with met(store_in(tmp_path), 1, 2, dtype=dtype) as run:
         assert run(act) == [sum(lengths) * WIDTH * dtype.itemsize, 0]
 
 
@@ -140,7 +104,7 @@ def test_a_rank_that_leaves_is_noticed_by_those_that_wait_for_it(tmp_path: Path)
         return str(caught.value)
 
     started_s = time.monotonic()
-    with met(tmp_path, 2, 1) as run:
+    with met(store_in(tmp_path), 2, 1) as run:
         messages = run(act)
     assert re.match("stage 0, tp rank 0: a sum failed: .*(peer|pipe)", messages[0])
     assert time.monotonic() - started_s < 10.0
@@ -154,7 +118,7 @@ def test_a_silent_rank_is_waited_for_no_longer_than_agreed(tmp_path: Path) -> No
             rank.receive(1)
         return str(caught.value)
 
-    with met(tmp_path, 1, 2, timeout_s=0.5) as run:
+    with met(store_in(tmp_path), 1, 2, timeout_s=0.5) as run:
         assert "receiving hidden states failed: Timed out" in run(act)[1]
 
 
@@ -162,7 +126,7 @@ def test_ranks_that_never_come_are_waited_for_no_longer_than_agreed(tmp_path: Pa
     (alone, _) = shards(2, 1)
     with pytest.raises(CollectivesFailed, match="stage 0, tp rank 0: joining the instance failed"):
         GlooCollectives(
-            f"file://{tmp_path}/store",
+            store_in(tmp_path),
             alone,
             hidden_size=WIDTH,
             dtype=torch.float32,
@@ -170,17 +134,21 @@ def test_ranks_that_never_come_are_waited_for_no_longer_than_agreed(tmp_path: Pa
         )
 
 
+@pytest.mark.parametrize("sums", ["over gloo", "through shared memory"])
 @pytest.mark.parametrize("name", ["llama-gqa", "opt-post-norm"])
-def test_a_model_divided_over_gloo_says_what_one_worker_says(name: str, tmp_path: Path) -> None:
+def test_a_model_divided_among_ranks_says_what_one_worker_says(
+    name: str, sums: str, tmp_path: Path
+) -> None:
+    library = None if sums == "over gloo" else sums_library()
     model_dir = divisible(name, tmp_path / "model")
     expected = [Driver(model_dir).generate(prompt, 5) for prompt in PROMPTS]
-    url = f"file://{tmp_path}/store"
-    with driving(model_dir, Parallelism(2, 2), gloo=url) as driver:
+    over = Gloo(store_in(tmp_path), library)
+    with driving(model_dir, Parallelism(2, 2), gloo=over) as driver:
         assert [driver.generate(prompt, 5) for prompt in PROMPTS] == expected
 
 
 def test_processes_of_their_own_say_what_one_worker_says(tmp_path: Path) -> None:
-    """Rendezvous over TCP, as between nodes."""
+    """Rendezvous over TCP, as between nodes; stages share memory where there is a compiler."""
     model_dir = divisible("llama-gqa", tmp_path / "model")
     expected = [Driver(model_dir).generate(prompt, 5) for prompt in PROMPTS]
     url = f"tcp://127.0.0.1:{free_port()}"
