@@ -1,6 +1,6 @@
 """What fits and what is refused at the door: contexts, pools, queue bounds, targets.
 
-Pure arithmetic: what is known of queues and instances comes in as facts.
+Pure arithmetic: what is known of queues and instances, and the clock, come in as facts.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,6 +14,8 @@ from ipc.kv_layout import RankLayout, blocks_for
 
 UNKNOWN_WAIT_S = 1.0
 """What a refused client is told to wait while nothing has been measured."""
+LONGEST_WAIT_S = 120.0
+"""What is ever told: clients that should wait longer do not come again."""
 
 
 class Capacity:
@@ -86,13 +88,26 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return sum(map(self.times.queued_s, self.ahead))
 
-    def seconds_until_left(self, num_requests: int) -> float:
-        """Until so many of those who wait have been served: the mean of what is ahead for each,
-        and all instances at work."""
+    @property
+    def pace_s(self) -> float | None:
+        """Between one request that leaves the queue and the next: by the mean of those ahead, and
+        with all instances at work."""
         wait_s = self.wait_s
-        if not wait_s:
-            return UNKNOWN_WAIT_S
-        return num_requests * wait_s / len(self.ahead) / max(1, self.num_instances)
+        return wait_s / len(self.ahead) / max(1, self.num_instances) if wait_s else None
+
+
+class Turns:
+    """When those who were refused are to come again: one after the other, at the pace at which
+    there will be room. All at once, all but the first would be refused once more."""
+
+    def __init__(self) -> None:
+        self._last_s = float("-inf")
+
+    def next_in_s(self, now_s: float, *, soonest_s: float, apart_s: float) -> float:
+        """In how many seconds: not before `soonest_s`, and `apart_s` after the last turn given."""
+        turn_s = max(now_s + soonest_s, self._last_s + apart_s)
+        self._last_s = min(turn_s, now_s + LONGEST_WAIT_S)
+        return self._last_s - now_s
 
 
 class Admission:
@@ -107,13 +122,14 @@ class Admission:
     def __init__(self, *, max_queued: int, ttft_s: float | None = None) -> None:
         self._max_queued = max_queued
         self._ttft_s = ttft_s
+        self._turns = Turns()
 
-    def check(self, prompts: Sequence[int], line: Line) -> None:
+    def check(self, prompts: Sequence[int], line: Line, now_s: float) -> None:
         """`prompts`: the tokens of each prompt of a call.
 
         Raises:
             QueueFull: the house is full, or the target would be missed (SloMissed); with the
-                predicted time until it would not be.
+                predicted time until it would not be, after those who were refused before.
             InvalidRequest: there are more prompts than may ever wait.
         """
         if len(prompts) > self._max_queued:
@@ -126,12 +142,21 @@ class Admission:
             raise QueueFull(
                 f"{line.num_waiting} requests are waiting, {len(prompts)} more would pass the "
                 f"limit of {self._max_queued}",
-                retry_after_s=line.seconds_until_left(num_over),
+                retry_after_s=self._room_in_s(num_over, len(prompts), line, now_s),
             )
         if self._ttft_s is not None:
-            self._check_target(prompts, line, self._ttft_s)
+            self._check_target(prompts, line, self._ttft_s, now_s)
 
-    def _check_target(self, prompts: Sequence[int], line: Line, ttft_s: float) -> None:
+    def _room_in_s(self, num_over: int, num_prompts: int, line: Line, now_s: float) -> float:
+        if (pace_s := line.pace_s) is None:
+            return UNKNOWN_WAIT_S
+        return self._turns.next_in_s(
+            now_s, soonest_s=num_over * pace_s, apart_s=num_prompts * pace_s
+        )
+
+    def _check_target(
+        self, prompts: Sequence[int], line: Line, ttft_s: float, now_s: float
+    ) -> None:
         if line.times is None or not (wait_s := line.wait_s):
             return
         own_s = sum(map(line.times.queued_s, prompts[:-1])) + line.times.alone_s(prompts[-1])
@@ -140,5 +165,7 @@ class Admission:
             raise SloMissed(
                 f"the first token would come after {wait_s + own_s:.3g} s, {wait_s:.3g} s of them "
                 f"in the queue; the target is {ttft_s:.3g} s",
-                retry_after_s=min(wait_s, late_s),
+                retry_after_s=self._turns.next_in_s(
+                    now_s, soonest_s=min(wait_s, late_s), apart_s=own_s / line.num_instances
+                ),
             )

@@ -81,7 +81,9 @@ class Controller:
         try:
             if self.is_draining:
                 raise Draining()
-            self._door.check(specs, self.instances, self._trips.num_queued)
+            self._door.check(
+                specs, self.instances, num_waiting=self._trips.num_queued, now_s=self._clock()
+            )
         except ServeError as error:
             self._metrics.refused(error)
             raise

@@ -38,7 +38,12 @@ class Door:
         self._book = PrefillBook(None if target is None else target.table)
 
     def check(
-        self, specs: Sequence[GenerationSpec], instances: InstanceTable, num_waiting: int
+        self,
+        specs: Sequence[GenerationSpec],
+        instances: InstanceTable,
+        *,
+        num_waiting: int,
+        now_s: float,
     ) -> None:
         """`num_waiting`: requests that do not decode yet.
 
@@ -51,7 +56,7 @@ class Door:
             self.capacity.check(spec)
         longest = max(len(spec.prompt) + spec.sampling.max_tokens for spec in specs)
         line = self.line(instances, num_waiting, longest)
-        self._admission.check([len(spec.prompt) for spec in specs], line)
+        self._admission.check([len(spec.prompt) for spec in specs], line, now_s)
 
     def line(self, instances: InstanceTable, num_waiting: int, num_tokens: int) -> Line:
         """What a sequence that may become so long would find before it."""

@@ -30,9 +30,9 @@ def line(
     )
 
 
-def refusal(admission: Admission, prompts: list[int], line: Line) -> QueueFull:
+def refusal(admission: Admission, prompts: list[int], line: Line, now_s: float = 0.0) -> QueueFull:
     with pytest.raises(QueueFull) as refused:
-        admission.check(prompts, line)
+        admission.check(prompts, line, now_s)
     return refused.value
 
 
@@ -47,7 +47,7 @@ def spec(num_prompt: int, max_tokens: int, num_choices: int = 1) -> GenerationSp
 
 def test_until_the_house_is_full_nobody_is_refused_however_long_it_takes() -> None:
     admission = Admission(max_queued=3)
-    admission.check([1000], line(10_000, 10_000))
+    admission.check([1000], line(10_000, 10_000), 0.0)
     error = refusal(admission, [1], line(10_000, 10_000, 10_000))
     assert type(error) is QueueFull
     assert "3 requests are waiting, 1 more would pass the limit of 3" in error.message
@@ -55,21 +55,37 @@ def test_until_the_house_is_full_nobody_is_refused_however_long_it_takes() -> No
 
 def test_a_call_enters_with_all_its_prompts_or_with_none() -> None:
     admission = Admission(max_queued=4)
-    admission.check([1, 1], line(1, 1))
+    admission.check([1, 1], line(1, 1), 0.0)
     refusal(admission, [1, 1, 1], line(1, 1))
 
 
 def test_a_call_that_can_never_enter_is_not_told_to_try_again() -> None:
     with pytest.raises(InvalidRequest, match="5 prompts in one request, at most 4 may wait"):
-        Admission(max_queued=4).check([1] * 5, line())
+        Admission(max_queued=4).check([1] * 5, line(), 0.0)
 
 
 def test_a_full_house_says_when_there_will_be_room_D13() -> None:
     """Two must leave; the mean of what waits takes 3 s."""
-    admission = Admission(max_queued=4)
-    full = (200, 400, 300, 300)
-    assert refusal(admission, [9, 9], line(*full)).retry_after_s == pytest.approx(6.0)
-    assert refusal(admission, [9, 9], line(*full, instances=2)).retry_after_s == pytest.approx(3.0)
+    for num_instances, wait_s in ((1, 6.0), (2, 3.0)):
+        full = line(200, 400, 300, 300, instances=num_instances)
+        error = refusal(Admission(max_queued=4), [9, 9], full)
+        assert error.retry_after_s == pytest.approx(wait_s)
+
+
+def test_who_is_refused_later_is_told_to_come_later_and_as_many_at_a_time_as_there_is_room() -> (
+    None
+):
+    admission, full = Admission(max_queued=2), line(300, 300)
+    waits_s = [refusal(admission, [9], full, now_s=0.5 * i).retry_after_s for i in range(4)]
+    assert waits_s == [pytest.approx(3.0 + 2.5 * i) for i in range(4)]
+    later = refusal(admission, [9], full, now_s=60.0)
+    assert later.retry_after_s == pytest.approx(3.0), "those turns have passed"
+
+
+def test_turns_that_nobody_could_wait_for_are_not_given() -> None:
+    admission, full = Admission(max_queued=1), line(10_000)
+    assert [refusal(admission, [9], full).retry_after_s for _ in range(3)] == [100.0, 120.0, 120.0]
+    assert refusal(admission, [9], full, now_s=100.0).retry_after_s == 120.0
 
 
 def test_a_full_house_that_knows_no_times_says_a_second() -> None:
@@ -86,7 +102,7 @@ def test_nobody_is_told_to_wait_longer_than_clients_will_wait() -> None:
 def test_who_would_miss_the_target_is_refused_until_the_queue_has_drained_enough() -> None:
     """Own 1.5 s, target 3 s: a queue of 1.5 s is just short enough."""
     admission = Admission(max_queued=100, ttft_s=3.0)
-    admission.check([100], line(100, 50))
+    admission.check([100], line(100, 50), 0.0)
     error = refusal(admission, [100], line(100, 51, 200))
     assert type(error) is SloMissed
     assert error.retry_after_s == pytest.approx(2.01)
@@ -94,18 +110,18 @@ def test_who_would_miss_the_target_is_refused_until_the_queue_has_drained_enough
 
 
 def test_without_an_estimate_nobody_is_refused_for_a_target() -> None:
-    Admission(max_queued=100, ttft_s=0.001).check([5000], line(10_000, known=False))
+    Admission(max_queued=100, ttft_s=0.001).check([5000], line(10_000, known=False), 0.0)
 
 
 def test_a_prompt_that_misses_the_target_alone_is_taken_where_nothing_waits() -> None:
     admission = Admission(max_queued=100, ttft_s=3.0)
-    admission.check([1000], line())
+    admission.check([1000], line(), 0.0)
     assert refusal(admission, [1000], line(20)).retry_after_s == pytest.approx(0.2)
 
 
 def test_the_prompts_of_a_call_wait_for_each_other() -> None:
     admission = Admission(max_queued=100, ttft_s=3.0)
-    admission.check([100, 100], line(40))
+    admission.check([100, 100], line(40), 0.0)
     assert refusal(admission, [100, 100, 100], line(40)).retry_after_s == pytest.approx(0.4)
 
 
