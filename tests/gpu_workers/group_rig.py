@@ -18,7 +18,7 @@ from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
 from gpu_workers.step_plan import PullResult, StepPlan, StepResult
 from ipc.messages import Command, MixedPolicy, PeerUp
-from ipc.vocabulary import Parallelism, Role, WorkerName
+from ipc.vocabulary import Parallelism, PrefillPolicy, Role, WorkerName
 from tests.gpu_workers.rig import BLOCK_SIZE, Rig
 from tests.gpu_workers.scripted_engine import ScriptedExchange, ScriptedExecutor
 
@@ -100,6 +100,7 @@ class GroupRig(Rig):
         max_tokens: int = 32,
         max_batch: int = 16,
         chunk_tokens: int | None = None,
+        prefill_policy: PrefillPolicy = PrefillPolicy.FCFS,
         name: str = "here",
         epoch: int = 1,
     ) -> None:
@@ -125,7 +126,7 @@ class GroupRig(Rig):
             MixedPolicy(chunk_tokens),
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
-            limits=BatchLimits(prefill_tokens=max_tokens, max_batch=max_batch),
+            limits=BatchLimits(max_tokens, max_batch, prefill_policy),
             parallelism=parallelism,
         )
         self.in_flight: deque[tuple[Any, set[int]]] = deque()  # with their sequences

@@ -18,7 +18,7 @@ from ipc.messages import (
     SetRole,
     Tokens,
 )
-from ipc.vocabulary import DType, Role, SamplingParams
+from ipc.vocabulary import DType, PrefillPolicy, Role, SamplingParams
 from tests.gpu_workers.scripted_engine import ScriptedExchange, ScriptedExecutor
 
 BLOCK_SIZE = 4
@@ -35,6 +35,7 @@ class Rig:
         max_tokens: int = 32,
         max_batch: int = 16,
         chunk_tokens: int | None = None,
+        prefill_policy: PrefillPolicy = PrefillPolicy.FCFS,
         name: str = "here",
         epoch: int = 1,
         engine: tuple[Any, Any] | None = None,
@@ -49,7 +50,7 @@ class Rig:
             MixedPolicy(chunk_tokens),
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
-            limits=BatchLimits(prefill_tokens=max_tokens, max_batch=max_batch),
+            limits=BatchLimits(max_tokens, max_batch, prefill_policy),
         )
         self.now_s = 0.0
 
