@@ -61,8 +61,9 @@ class Incarnation:
         return self._all_ready.is_set()
 
     @property
-    def is_doomed(self) -> bool:
-        return self._doom.done()
+    def is_ending(self) -> bool:
+        """It is doomed, or one of its processes has ended: the others follow."""
+        return self._doom.done() or any(worker.has_ended for worker in self.workers.values())
 
     @property
     def progress(self) -> str:

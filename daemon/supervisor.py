@@ -120,7 +120,7 @@ class Supervisor:
 
     def watched_lives(self) -> list[Incarnation]:
         """Those that should be getting on: they can serve, and are not about to end."""
-        return [life for life in self._lives_up() if not life.is_doomed]
+        return [life for life in self._lives_up() if not life.is_ending]
 
     def on_event(self, worker: WorkerName, epoch: int, event: StartEvent) -> None:
         life = self._life_of(worker.instance, epoch)
