@@ -20,11 +20,16 @@ TORCH_PINNED := torch==2.13.0
 TORCH_ACCEPTED := torch>=2.11
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
+# Where `make install` puts the service; see systemd/README.md.
+PREFIX ?= /opt/distserve
+DESTDIR ?=
+INSTALL = PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' sh systemd/install.sh
+
 say = @echo "==> $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow lint bench-engine bench-token-path bench-simulator bench-plan bench-pipeline \
-	clean distclean
+.PHONY: help serve test test-slow lint bench-engine bench-token-path bench-load bench-simulator bench-plan bench-pipeline \
+	install uninstall clean distclean
 
 help:
 	@echo "make serve         install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
@@ -33,9 +38,12 @@ help:
 	@echo "make lint          ruff, mypy --strict, the house rules"
 	@echo "make bench-engine  measure the engine on this machine, and transformers beside it"
 	@echo "make bench-token-path  measure the daemon alone, with workers that cost nothing"
+	@echo "make bench-load    measure the daemon under more load than it has room for"
 	@echo "make bench-simulator  measure the simulator, and set it beside the paper's curves"
 	@echo "make bench-plan    measure the placement search"
 	@echo "make bench-pipeline  measure instances of several workers on a core each"
+	@echo "make install       as root: install the systemd service (PREFIX=$(PREFIX), DESTDIR=)"
+	@echo "make uninstall     as root: take it off again; PURGE=1: with its configuration and models"
 	@echo "make clean         remove caches and build leftovers"
 	@echo "make distclean     the same, and the virtual environment and the models"
 	@echo
@@ -70,6 +78,10 @@ bench-token-path: $(TEST)
 	$(call say,Measuring the daemon's token path)
 	@$(BIN)/python -m tests.benchmarks.token_path
 
+bench-load: $(TEST)
+	$(call say,Measuring the daemon under load)
+	@$(BIN)/python -m tests.benchmarks.load
+
 bench-simulator: $(TEST)
 	$(call say,Measuring the simulator)
 	@$(BIN)/python -m tests.benchmarks.simulator $(ARGS)
@@ -81,6 +93,16 @@ bench-plan: $(TEST)
 bench-pipeline: $(TEST) $(MODEL_READY)
 	$(call say,Measuring instances of several workers with $(MODEL))
 	@$(BIN)/python -m tests.benchmarks.pipeline --model $(MODEL) $(ARGS)
+
+# In make, since an environment must be there before any command of ours could run.
+install:
+	@$(INSTALL) check '$(PYTHON)'
+	@umask 022 && $(MAKE) --no-print-directory VENV='$(DESTDIR)$(PREFIX)/venv' \
+		'$(DESTDIR)$(PREFIX)/venv/.torch'
+	@$(INSTALL) install
+
+uninstall:
+	@$(INSTALL) uninstall
 
 $(MODEL_READY): | $(SETUP)
 	$(call say,Fetching the default model (once; 93 MB, about a minute))

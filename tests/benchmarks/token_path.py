@@ -30,6 +30,7 @@ from tests.gpu_workers.checkpoints import write_tokenizer
 _TOKEN = re.compile(rb'"text":"([a-z])"')
 NUM_STREAMS = 500
 NUM_WORKERS = 8
+MAX_QUEUED = 10_000
 RATES = (5_000, 10_000, 20_000, 24_000, None)
 SECONDS = 4.0
 
@@ -86,7 +87,7 @@ def measure(rate: int | None, num_streams: int = NUM_STREAMS) -> Outcome:
         python = [sys.executable, "-m"]
         server = subprocess.Popen(
             ["taskset", "-c", str(cores[0]), *python, "tests.benchmarks.token_path_server",
-             name, endpoint, str(NUM_WORKERS)],
+             name, endpoint, str(NUM_WORKERS), str(MAX_QUEUED)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         worker = subprocess.Popen(

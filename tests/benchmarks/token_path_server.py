@@ -1,6 +1,8 @@
 """The daemon's own token path, with costless workers: link, controller, text, HTTP.
 
-Everything but the supervisor is the real thing. Prints its URL when all workers are there.
+Everything but the supervisor is the real thing. Prints its URL when all workers are there, and
+for every line that it reads the lags of its event loop since the last one, in seconds, as a JSON
+list. The line `stop` ends it.
 """
 
 import asyncio
@@ -9,6 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import orjson
 import zmq.asyncio
 
 from daemon import http_server
@@ -20,6 +23,7 @@ from daemon.frontend.app import build_app
 from daemon.frontend.bodies import Limits
 from daemon.frontend.served_model import ServedModel
 from daemon.instances import Instance
+from daemon.loop_lag import LoopLag
 from daemon.metrics import Metrics
 from daemon.text import Tokenizer
 from ipc.messages import Command, Exit, Hello, Ready
@@ -28,16 +32,17 @@ from ipc.vocabulary import Role, WorkerName
 from tests.benchmarks.costless_worker import EPOCH, LAYOUT
 
 MAX_CONTEXT = 1 << 16
+LAG_INTERVAL_S = 0.01
 
 
 class AlwaysReady:
     refusal = None
 
 
-async def serve(model_dir: Path, endpoint: str, num_workers: int) -> None:
+async def serve(model_dir: Path, endpoint: str, num_workers: int, max_queued: int) -> None:
     tokenizer = Tokenizer.from_directory(model_dir)
     metrics = Metrics("bench")
-    controller = Controller(tokenizer, metrics, Door(Capacity(MAX_CONTEXT), max_queued=10_000))
+    controller = Controller(tokenizer, metrics, Door(Capacity(MAX_CONTEXT), max_queued=max_queued))
     model = ServedModel(
         id="bench",
         tokenizer=tokenizer,
@@ -69,17 +74,25 @@ async def serve(model_dir: Path, endpoint: str, num_workers: int) -> None:
             elif not isinstance(event, Hello):
                 controller.on_event(worker.instance, EPOCH, event)  # type: ignore[arg-type]
 
+    lags_s: list[float] = []
+
     async def until_told_to_stop() -> None:
-        await asyncio.to_thread(sys.stdin.readline)
+        while (await asyncio.to_thread(sys.stdin.readline)).strip() not in ("stop", ""):
+            sys.stdout.write(orjson.dumps(lags_s).decode() + "\n")
+            sys.stdout.flush()
+            lags_s.clear()
         for worker in workers:
             link.send(worker, EPOCH, Exit())
         server.stop()
 
-    listening = asyncio.create_task(listen())
+    endless = (listen(), LoopLag(lags_s.append, LAG_INTERVAL_S).run(), controller.timekeeper.run())
+    background = [asyncio.create_task(forever) for forever in endless]
     await asyncio.gather(server.serve(sockets=[listener]), until_told_to_stop())
-    listening.cancel()
+    for task in background:
+        task.cancel()
     link.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])))
+    model_dir, endpoint, num_workers, max_queued = sys.argv[1:]
+    asyncio.run(serve(Path(model_dir), endpoint, int(num_workers), int(max_queued)))
