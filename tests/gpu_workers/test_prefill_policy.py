@@ -247,8 +247,8 @@ class Pool:
 
 @pytest.mark.parametrize("kind", POLICIES)
 @given(
-    arrivals=st.lists(SIZES, min_size=1, max_size=40),
-    num_blocks=st.integers(50, 80),
+    arrivals=st.lists(st.sampled_from([4, 30, 60, 130, 200]), min_size=4, max_size=40),
+    num_blocks=st.integers(50, 64),
     in_flight=st.integers(1, 4),
     choices=st.randoms(use_true_random=False),
 )
