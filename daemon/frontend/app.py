@@ -5,7 +5,7 @@ Knows the controller only as a `Submitter`. Health never asks a worker: it repea
 """
 
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from starlette.applications import Starlette
@@ -27,6 +27,7 @@ from daemon.frontend.bodies import Bodies, Limits
 from daemon.frontend.calls import Call, plan_chat, plan_completion
 from daemon.frontend.cors import Cors
 from daemon.frontend.json_response import error_response, json_response
+from daemon.frontend.openapi import OPERATIONS, document
 from daemon.frontend.reply import Reply
 from daemon.frontend.request_log import RequestLog, RequestRecord
 from daemon.frontend.schema import ChatBody, CompletionBody
@@ -34,6 +35,7 @@ from daemon.frontend.served_model import ServedModel
 from daemon.generation import Submitter
 
 MetricsRender = Callable[[], tuple[str, bytes]]
+Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Readiness(Protocol):
@@ -56,16 +58,20 @@ def build_app(
     """The whole HTTP application. `metrics_render` returns a content type and a body."""
     endpoints = _Endpoints(submitter, model, limits)
     status = _StatusEndpoints(readiness, metrics_render)
+    handlers: dict[str, Handler] = {
+        "completions": endpoints.completions,
+        "chat_completions": endpoints.chat_completions,
+        "models": endpoints.models,
+        "model": endpoints.model,
+        "health": status.health,
+        "live": status.live,
+        "metrics": status.metrics,
+        "version": status.version,
+        "openapi": status.openapi,
+    }
     app = Starlette(
         routes=[
-            Route("/v1/completions", endpoints.completions, methods=["POST"]),
-            Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
-            Route("/v1/models", endpoints.models),
-            Route("/v1/models/{model_id:path}", endpoints.model),
-            Route("/health", status.health),
-            Route("/health/live", status.live),
-            Route("/metrics", status.metrics),
-            Route("/version", status.version),
+            Route(each.path, handlers[each.name], methods=[each.method]) for each in OPERATIONS
         ],
         exception_handlers={
             ServeError: _on_serve_error,
@@ -114,6 +120,7 @@ class _StatusEndpoints:
     def __init__(self, readiness: Readiness, metrics_render: MetricsRender) -> None:
         self._readiness = readiness
         self._metrics_render = metrics_render
+        self._document = document()
 
     async def health(self, _: Request) -> Response:
         refusal = self._readiness.refusal
@@ -128,6 +135,9 @@ class _StatusEndpoints:
 
     async def version(self, _: Request) -> Response:
         return json_response({"version": importlib.metadata.version("distserved")})
+
+    async def openapi(self, _: Request) -> Response:
+        return json_response(self._document)
 
 
 async def _on_serve_error(request: Request, error: Exception) -> Response:
