@@ -1,17 +1,23 @@
 """A town in which things go wrong, with a supervisor who does what the real one does.
 
 An incarnation whose link broke or whose process ended is reaped some time later, announced, and
-built again; messages to it meanwhile are refused or lost. Whatever is decided, a seed decides.
+built again; messages to it meanwhile are refused or lost. The real heartbeat asks and judges them
+by a clock that ticks. Whatever is decided, a seed decides.
 """
 
+import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from daemon.errors import NotReady
+from daemon.heartbeat import BEAT_S, Heartbeat
+from daemon.metrics import Metrics
+from daemon.supervisor import Supervisor
 from daemon.text import Tokenizer
 from ipc.codec import WireError
 from ipc.messages import Audit, Command, Event, Stats, Tokens
-from ipc.vocabulary import Role
+from ipc.sockets import PeerGone
+from ipc.vocabulary import InstanceSpec, Parallelism, Role, WorkerName
 from tests.chaos.chaos_rig import ChaosRig
 from tests.chaos.faults import MEDDLING, Fault
 from tests.chaos.load import Visit
@@ -20,7 +26,9 @@ from tests.end_to_end.wire import Frames, Mailbox
 from tests.gpu_workers.rig import Rig
 
 MAX_DOWN_TICKS = 150
-STILL_TICKS = 40  # per house: so long nothing may happen while somebody waits
+TICK_S = 0.01
+BEAT_TICKS = int(BEAT_S / TICK_S)
+WEDGED_AFTER_S = 10.0  # many acts of a slow house
 SLOWNESS = 10
 
 
@@ -33,14 +41,16 @@ class Ghost(NamedTuple):
 
 
 class ChaosHouse(House):
-    """Tells its books when it has nothing else to do, as a leader does."""
+    """Tells its books when it is asked, and when it has nothing else to do, as a leader does."""
 
     def __init__(self, rig: Rig) -> None:
         super().__init__(rig)
         self.last_events: list[Event | Tokens] = []
         self.is_idle = False
+        self.is_frozen = False
         self.is_deaf = False  # once dead: whether what is sent is lost, or refused
         self._told: Stats | None = None
+        self._beat = 0
 
     def post(self, command: Command) -> None:
         if self.is_dead and self.is_deaf:
@@ -49,23 +59,57 @@ class ChaosHouse(House):
 
     def act(self) -> None:
         """Raises WireError: what came is not what was sent, and the process ends."""
+        if self.is_frozen:
+            return
         commands = self.wire.take_commands()
         for command in commands:
             if isinstance(command, Audit):
-                self._told = None
+                self._beat, self._told = command.beat, None
             else:
                 self.rig.tell(command)
         has_acted = self.rig.step()
         for event in self.rig.take_events():
             self.wire.tell(event)
         self.is_idle = not has_acted and not commands
-        if self.is_idle and self._told != (stats := stats_of(self.rig)):
+        if (self.is_idle or self._told is None) and self._told != (stats := self._stats()):
             self._told = stats
             self.wire.tell(stats)
 
     @property
     def is_at_rest(self) -> bool:
         return self.is_idle and not (self.wire.down or self.wire.up)
+
+    def _stats(self) -> Stats:
+        scheduler, pool = self.rig.scheduler, self.rig.scheduler.pool
+        return Stats(
+            num_steps=scheduler.counters.num_steps,
+            num_pulls=scheduler.counters.num_pulls,
+            num_waiting=scheduler.prefills.num_waiting + scheduler.decodes.num_waiting,
+            num_running=scheduler.decodes.num_running,
+            blocks_total=pool.num_blocks,
+            blocks_free=pool.num_free,
+            blocks_held=pool.num_held,
+            blocks_in_use=pool.num_in_use,
+            audit_failures=len(scheduler.audit()),
+            beat=self._beat,
+        )
+
+
+class Life:
+    """What the heartbeat sees of a house."""
+
+    def __init__(self, town: "ChaosTown", house: House) -> None:
+        self.epoch = house.rig.epoch
+        self.spec = InstanceSpec(house.rig.name, Role.MIXED, Parallelism(), ())
+        self.workers_here = [WorkerName(house.rig.name)]
+        self._town, self._house = town, house
+
+    def ask(self, beat: int) -> None:
+        with contextlib.suppress(PeerGone):
+            self._house.post(Audit(beat))
+
+    def doom(self, reason: str) -> None:
+        self._town.kill(self._house.rig.name)
 
 
 class ChaosTown(Town):
@@ -82,6 +126,7 @@ class ChaosTown(Town):
         num_blocks: dict[str, int] | None = None,
     ) -> None:
         self.now = 0
+        self.num_deaths = 0
         self._seed = seed
         self._pool_sizes = num_blocks or {}
         self._to_strike: list[tuple[int, Fault, str]] = []
@@ -91,10 +136,20 @@ class ChaosTown(Town):
         self._is_haunted: set[str] = set()
         self._old_mail: dict[str, Mailbox] = {}
         self._held_back: dict[int, Frames] = {}
-        self._still_since = 0
         super().__init__(
             tokenizer, roles, seed=seed, make_rig=make_rig or self._rig, max_context=max_context
         )
+        self._heartbeat = Heartbeat(
+            cast(Supervisor, self),
+            self.controller.instances,
+            Metrics("test"),
+            wedged_after_s=WEDGED_AFTER_S,
+            clock=lambda: self.now * TICK_S,
+        )
+
+    def watched_lives(self) -> list[Life]:
+        """The supervisor's, for the heartbeat: it does not know yet who has just died."""
+        return [Life(self, house) for house in self.houses.values()]
 
     def _rig(self, role: Role, name: str, epoch: int) -> Rig:
         num_blocks = self._pool_sizes.get(name, 64)
@@ -133,9 +188,11 @@ class ChaosTown(Town):
             self._somebody_acts(self.random.choice(list(self.houses.values())))
         for client in self.clients:
             client.read()
-        self.watch()
+        if self.now % BEAT_TICKS == 0:
+            self._heartbeat.beat()
 
     def kill(self, name: str) -> None:
+        self.num_deaths += 1
         house: Any = self.houses[name]
         self._old_mail[name] = house.wire.down
         if name in self._is_haunted:
@@ -143,26 +200,13 @@ class ChaosTown(Town):
         super().kill(name)
         self._to_build[name] = self.now + self.random.randrange(MAX_DOWN_TICKS)
 
-    def watch(self) -> None:
-        """Where nothing has happened for long while somebody waits, a message must be lost: a new
-        one makes the gap seen at either end."""
-        if self._to_build or not all(house.is_at_rest for house in self._living):
-            self._still_since = self.now
-        elif self.now - self._still_since > STILL_TICKS * len(self._roles):
-            self._still_since = self.now
-            self.heartbeat()
-
-    def heartbeat(self) -> None:
-        for house in self._living:
-            house.post(Audit())
-
     def settle(self, max_ticks: int = 30_000) -> None:
         """Until everybody is served and has nothing left to say, and nothing more comes of asking
         all instances how they are."""
         deadline = self.now + max_ticks
         self._until_rest(deadline)
         self._to_strike.clear()
-        self.heartbeat()
+        self._heartbeat.beat()
         self._until_rest(deadline)
 
     def _until_rest(self, deadline: int) -> None:
@@ -177,7 +221,8 @@ class ChaosTown(Town):
 
     @property
     def _living(self) -> list[ChaosHouse]:
-        return [h for h in self.houses.values() if isinstance(h, ChaosHouse) and not h.is_dead]
+        houses = cast(list[ChaosHouse], list(self.houses.values()))
+        return [house for house in houses if not (house.is_dead or house.is_frozen)]
 
     @property
     def _is_settled(self) -> bool:
@@ -199,14 +244,12 @@ class ChaosTown(Town):
         name = house.rig.name
         if house.is_dead:
             self.kill(name)
-        elif name in self._slow and self.random.randrange(SLOWNESS):
-            return
         elif house.wire.up and self.random.random() < 0.7:
             try:
                 self.deliver(house)
             except WireError:
                 self.kill(name)
-        else:
+        elif name not in self._slow or not self.random.randrange(SLOWNESS):
             try:
                 house.act()
             except WireError:
@@ -216,6 +259,8 @@ class ChaosTown(Town):
         assert isinstance(house, ChaosHouse)
         event: Any = house.wire.take_event()
         house.last_events = [*house.last_events[-9:], event]
+        if isinstance(event, Stats):
+            self._heartbeat.answered((WorkerName(house.rig.name), house.rig.epoch), event.beat)
         self.controller.on_event(house.rig.name, house.rig.epoch, event)
 
     def _try(self, at: int, fault: Fault, victim: str) -> bool:
@@ -226,6 +271,9 @@ class ChaosTown(Town):
         match fault:
             case Fault.DEATH:
                 self._die(house)
+            case Fault.FROZEN:
+                assert isinstance(house, ChaosHouse)
+                house.is_frozen = True
             case Fault.SLOW:
                 self._slow.add(victim)
             case Fault.PRESSURE:
@@ -274,17 +322,3 @@ class ChaosTown(Town):
                 self._ghosts.remove(ghost)
                 event: Any = ghost.event
                 self.controller.on_event(ghost.instance, ghost.epoch, event)
-
-
-def stats_of(rig: Rig) -> Stats:
-    scheduler, pool = rig.scheduler, rig.scheduler.pool
-    return Stats(
-        num_steps=scheduler.counters.num_steps,
-        num_waiting=scheduler.prefills.num_waiting + scheduler.decodes.num_waiting,
-        num_running=scheduler.decodes.num_running,
-        blocks_total=pool.num_blocks,
-        blocks_free=pool.num_free,
-        blocks_held=pool.num_held,
-        blocks_in_use=pool.num_in_use,
-        audit_failures=len(scheduler.audit()),
-    )

@@ -12,6 +12,7 @@ class Fault(Enum):
     """Faults of messages come in both directions: up from the leader, down to it."""
 
     DEATH = auto()
+    FROZEN = auto()
     DROPPED_UP = auto()
     DROPPED_DOWN = auto()
     DUPLICATED_UP = auto()

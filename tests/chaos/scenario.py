@@ -43,7 +43,9 @@ def one_fault(tokenizer: Tokenizer, fault: Fault, victim: str, seed: int) -> Cha
     town = ChaosTown(tokenizer, roles, seed=seed, num_blocks=small)
     town.strike(fault, victim, at=random.Random(seed).randrange(STRIKE_WITHIN))
     town.visit(visits(seed, NUM_VISITS))
-    return run(town, tokenizer, seed)
+    run(town, tokenizer, seed)
+    assert fault.is_deadly or not town.num_deaths, "slow or full is not wedged"
+    return town
 
 
 def one_late_fault(tokenizer: Tokenizer, fault: Fault, victim: str, seed: int) -> ChaosTown:

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from daemon.heartbeat import Heartbeat
 from daemon.instances import Instance, InstanceTable
 from daemon.text import Tokenizer
 from gpu_workers.block_pool import BlockPool
 from gpu_workers.decode_side import DecodeSide
 from gpu_workers.scheduler import Scheduler
 from ipc.codec import Numbering
-from tests.chaos.chaos_town import ChaosTown
 from tests.chaos.faults import Fault
 from tests.chaos.memory_engine import MemoryExchange
 from tests.chaos.scenario import one_fault, one_late_fault
@@ -69,8 +69,8 @@ def no_numbering(patch: Patch) -> None:
 
 
 def no_watchdog(patch: Patch) -> None:
-    """Nobody asks those who have been silent for long."""
-    patch.setattr(ChaosTown, "heartbeat", lambda _: None)
+    """Nobody is asked, and nobody is found."""
+    patch.setattr(Heartbeat, "beat", lambda _: None)
 
 
 def no_audit(patch: Patch) -> None:
@@ -92,6 +92,7 @@ CASES = [
     Case(no_held_state, (Fault.PRESSURE, Fault.SLOW), ("d0",)),
     Case(no_fence, (Fault.PRESSURE,), ("d0", "m0")),
     Case(no_numbering, (Fault.DROPPED_UP, Fault.DUPLICATED_UP, Fault.DROPPED_DOWN), ("d0", "m0")),
+    Case(no_watchdog, (Fault.FROZEN,), ("p0", "m0")),
     Case(no_watchdog, (Fault.DROPPED_UP, Fault.DROPPED_DOWN), ("p0", "d0"), one_late_fault),
     Case(no_audit, (Fault.DEATH,), ("p0",)),
 ]
