@@ -1,0 +1,22 @@
+"""The real daemon under the real unit, sandbox and all, from start to stop."""
+
+from tests.systemd.conftest import assert_nothing_is_left, complete, configure
+from tests.systemd.lab import Lab
+
+UNIT = "distserved.service"
+
+
+def test_a_service_starts_is_ready_answers_reloads_and_stops_with_nothing_left(lab: Lab) -> None:
+    configure(lab, "node")
+    lab.systemctl("start", UNIT)  # returns when the daemon has said that it is ready
+    assert lab.show(UNIT, "ActiveState") == "active"
+    assert lab.show(UNIT, "StatusText").startswith(("ready: ", "degraded: "))
+    assert complete(lab)["usage"]
+    configure(lab, "node", log_level="debug", port=8001)
+    lab.systemctl("reload", UNIT)
+    lab.until_is(UNIT, "SubState", "running")
+    assert "changed: log_level" in lab.log(UNIT)
+    assert "only a restart changes: port" in lab.log(UNIT)
+    lab.systemctl("stop", UNIT)
+    assert lab.show(UNIT, "Result") == "success"
+    assert_nothing_is_left(lab)
