@@ -32,6 +32,7 @@ from daemon.frontend.reply import Reply
 from daemon.frontend.request_log import RequestLog, RequestRecord
 from daemon.frontend.schema import ChatBody, CompletionBody
 from daemon.frontend.served_model import ServedModel
+from daemon.frontend.turnstile import Turnstile
 from daemon.generation import Submitter
 
 MetricsRender = Callable[[], tuple[str, bytes]]
@@ -81,7 +82,7 @@ def build_app(
         },
     )
     app.router.redirect_slashes = False
-    return Cors(RequestLog(app), cors_origins)
+    return Cors(RequestLog(Turnstile(app)), cors_origins)
 
 
 class _Endpoints:
