@@ -1,0 +1,1 @@
+"""A directory for PYTHONPATH: what it holds breaks things inside processes under test."""
