@@ -172,6 +172,17 @@ async def test_a_long_text_makes_the_same_tokens_in_its_thread(model: ServedMode
     assert list(call.specs[0].prompt) == model.tokenizer.encode(text)
 
 
+@pytest.mark.parametrize("how", [{"n": 3, "logprobs": 2}, {"stop": "x", "seed": -1}])
+async def test_both_endpoints_take_the_same_way_B17(
+    model: ServedModel, how: dict[str, Any]
+) -> None:
+    """A chat is its prompt: what follows cannot tell which endpoint it came by."""
+    of_chats = {"logprobs": True, "top_logprobs": how["logprobs"]} if "logprobs" in how else {}
+    (chatted,) = (await chat(model, **{"seed": 1, "max_tokens": 5} | how | of_chats)).specs
+    plain = await spec_of(model, prompt=list(chatted.prompt), **{"seed": 1, "max_tokens": 5} | how)
+    assert plain == chatted
+
+
 # Lengths
 
 
