@@ -12,7 +12,6 @@ from typing import assert_never
 
 import msgspec
 
-from daemon.admission import UNKNOWN_WAIT_S
 from daemon.client_call import ClientCall
 from daemon.deadlines import TimeLimits
 from daemon.door import Door
@@ -25,16 +24,7 @@ from daemon.text import ChoiceText, Tokenizer
 from daemon.timekeeper import Timekeeper
 from daemon.timelines import Timelines
 from daemon.trips import Trips
-from ipc.messages import (
-    Gone,
-    Preempted,
-    Prefilled,
-    Pulled,
-    Refused,
-    Stats,
-    TokenRow,
-    Tokens,
-)
+from ipc.messages import Gone, Preempted, Prefilled, Pulled, Refused, Stats, TokenRow, Tokens
 
 LeaderEvent = Prefilled | Pulled | Gone | Preempted | Refused | Stats | Tokens
 
@@ -58,7 +48,11 @@ class Controller:
         self.timelines = Timelines()
         self._trips = Trips(self.instances, clock)
         self.timekeeper = Timekeeper(
-            time_limits or TimeLimits(), self._trips, clock, end=self._run_out, wait_s=self._wait_s
+            time_limits or TimeLimits(),
+            self._trips,
+            clock,
+            end=self._run_out,
+            wait_s=lambda request: door.wait_s(self.instances, request.max_tokens),
         )
         self._trips.on_stranded = self.timekeeper.stranded
         self._tokenizer = tokenizer
@@ -131,11 +125,6 @@ class Controller:
         self._trips.start(request, request.choices)
         return request
 
-    def _wait_s(self, request: Request) -> float:
-        """How long such a request would wait if it came now."""
-        line = self._door.line(self.instances, self._trips.num_queued, request.max_tokens)
-        return line.wait_s or UNKNOWN_WAIT_S
-
     # ---- endings ----------------------------------------------------------------------------
 
     def _run_out(self, request: Request, error: ServeError) -> None:
@@ -172,7 +161,7 @@ class Controller:
     def instance_up(self, instance: Instance) -> None:
         """It can be sent work; trips that waited for its like are placed."""
         self.instances.add(instance)
-        self._door.capacity.learn(instance.name, instance.layout)
+        self._door.learn(instance)
         self._trips.place_waiting()
 
     def instance_down(self, name: str, epoch: int, reason: str) -> None:

@@ -4,17 +4,20 @@ Joins the rules of `admission` with the mirror of the instances, and learns from
 they report how long prompts take.
 """
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
 
-from daemon.admission import Admission, Capacity, Line
+from daemon.admission import UNKNOWN_WAIT_S, Admission, Capacity, Line
 from daemon.errors import NotReady
 from daemon.generation import GenerationSpec
 from daemon.instances import Instance, InstanceTable
 from daemon.prefill_times import PrefillBook
 from ipc.messages import Prefilled
 from ipc.profile_table import ProfileTable
+
+logger = logging.getLogger(__name__)
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +39,20 @@ class Door:
             max_queued=max_queued, ttft_s=None if target is None else target.ttft_s
         )
         self._book = PrefillBook(None if target is None else target.table)
+
+    def learn(self, instance: Instance) -> None:
+        """It has come up: what does not fit its pool is refused from now on, and people are told
+        where that is less than what the model could take."""
+        before = self.capacity.max_tokens
+        self.capacity.learn(instance.name, instance.layout)
+        if (now := self.capacity.max_tokens) < before:
+            logger.warning(
+                "the KV pool of %s holds %d tokens: requests of more, prompt and answer together, "
+                "are refused, though %d could be served",
+                instance.name,
+                now,
+                before,
+            )
 
     def check(
         self,
@@ -69,6 +86,10 @@ class Door:
             times=self._book.of(best.name, best.spec.parallelism),
             num_instances=sum(instance.role.prefills for instance in instances),
         )
+
+    def wait_s(self, instances: InstanceTable, num_tokens: int) -> float:
+        """How long such a sequence would wait for its prefill if it came now."""
+        return self.line(instances, 0, num_tokens).wait_s or UNKNOWN_WAIT_S
 
     def saw(self, instance: Instance, event: Prefilled, num_tokens: int) -> None:
         """A prompt of so many tokens has been prefilled there, and left the mirror's queue."""

@@ -29,6 +29,7 @@ class MuteHouse:
         tokenizer: Tokenizer,
         *,
         max_queued: int = 1000,
+        max_context: int = 10_000,
         target: Target | None = None,
         time_limits: TimeLimits | None = None,
         clock: Callable[[], float] | None = None,
@@ -38,7 +39,7 @@ class MuteHouse:
         self.controller = Controller(
             tokenizer,
             self.metrics,
-            Door(Capacity(10_000), max_queued=max_queued, target=target),
+            Door(Capacity(max_context), max_queued=max_queued, target=target),
             time_limits=time_limits,
             clock=clock or (lambda: self.now_s),
         )

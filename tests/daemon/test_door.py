@@ -3,7 +3,7 @@
 import pytest
 
 from daemon.door import Target
-from daemon.errors import NotReady, QueueFull, SloMissed
+from daemon.errors import NotReady, PromptTooLong, QueueFull, SloMissed
 from daemon.text import Tokenizer
 from ipc.vocabulary import Role
 from tests.daemon.mute import MuteHouse
@@ -83,6 +83,22 @@ def test_a_measured_table_is_believed_from_the_first_request_on(tokenizer: Token
     house.ask(512)
     house.ask(512)
     assert refusal(house, 512).retry_after_s == pytest.approx(0.1)
+
+
+def test_a_pool_that_holds_less_than_the_model_could_take_is_told_once_E5(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = MuteHouse(tokenizer, max_context=50_000)
+    (warning,) = caplog.messages
+    assert warning == (
+        "the KV pool of p0 holds 40000 tokens: requests of more, prompt and answer together, are "
+        "refused, though 50000 could be served"
+    )
+    house.down("p0")
+    house.up("p0", Role.PREFILL)
+    assert len(caplog.messages) == 1
+    with pytest.raises(PromptTooLong, match="maximum context length is 40000 tokens"):
+        house.ask(39_993)
 
 
 def test_overload_is_429_and_want_of_instances_503_D15(tokenizer: Tokenizer) -> None:
