@@ -144,7 +144,7 @@ def _success(operation: Operation) -> dict[str, Any]:
     content = {operation.content_type: {"schema": schema}}
     if operation.chunk is None:
         return {"description": operation.summary, "content": content}
-    content["text/event-stream"] = {"schema": {"type": "string"}}
+    content["text/event-stream"] = {}
     return {"description": _STREAM.format(chunk=_name(operation.chunk)), "content": content}
 
 
