@@ -63,7 +63,7 @@ CASES = {
     "C11": "two daemons and two instances never want the same port or path by default",
     "C13": "device memory is of a kind that peers can map quickly, or it is said",
     "C14": "which way copies between devices take is told",
-    "C15": "a pool that cannot be opened is an error, not a crash",
+    "C15": "a pool that cannot be opened or mapped is an error, not a crash",
     "C17": "a pool is opened once per process, and may be one's own device's",
     "C18": "a second daemon on the same directory is refused by an exit code of its own",
     "C20": "a drain is shorter than the service manager's patience, or asks for more",
@@ -119,6 +119,5 @@ EXCUSED = {
     "A9": "no prefix is reused: every prompt's blocks are its own",
     "C13": "pools are memory files of CPU workers; there is no pool on a GPU yet",
     "C14": "keys and values are copied within one machine's memory, by one way only",
-    "C15": "there are no CUDA handles yet; a memory file that cannot be mapped is tested",
     "C17": "there are no CUDA handles yet",
 }

@@ -53,7 +53,7 @@ def spec(*nodes: str) -> InstanceSpec:
     return InstanceSpec("m", Role.MIXED, Parallelism(1, len(nodes)), segments)
 
 
-def test_a_group_on_one_node_meets_in_the_run_directory_without_keys(tmp_path: Path) -> None:
+def test_a_group_on_one_node_meets_in_the_run_directory_without_keys_C10(tmp_path: Path) -> None:
     points = MeetingPoints(tmp_path, "127.0.0.1")
     assert points.of(spec("n0"), 1) == Meeting()
     assert points.of(spec("n0", "n0"), 1) == Meeting(points.plans(1), points.collectives(1))

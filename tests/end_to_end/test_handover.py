@@ -46,6 +46,13 @@ def num_pulls(town: Town) -> int:
     return town.houses["d0"].rig.scheduler.counters.num_pulls
 
 
+def counted(town: Town, name: str, **labels: str) -> float:
+    """A counter, or the number of a histogram's samples."""
+    registry = town.controller._metrics.registry
+    found = [registry.get_sample_value(f"{name}_{what}", labels) for what in ("total", "count")]
+    return next((value for value in found if value is not None), 0.0)
+
+
 def ending(client: Client) -> list[FinishReason]:
     return [delta.finished for delta in client.deltas if delta.finished is not None]
 
@@ -98,7 +105,7 @@ def test_choices_are_prefilled_once_pulled_once_and_decoded_apart_B14(town: Town
 # ---- refusals, departures, changes of role --------------------------------------------------
 
 
-def test_what_decode_refuses_is_given_back_by_prefill_and_the_client_is_told_A2(
+def test_what_decode_refuses_is_given_back_by_prefill_and_the_client_is_told_A2_D11(
     town: Town,
 ) -> None:
     known = town.houses["d0"].rig.exchange.known
@@ -107,6 +114,7 @@ def test_what_decode_refuses_is_given_back_by_prefill_and_the_client_is_told_A2(
     client = town.ask(spec(PROMPT))
     town.settle()
     assert isinstance(client.error, WorkerFailed)
+    assert counted(town, "distserve_requests_ended", ending="failed") == 1
     town.check_all_free()
     known |= peers
     after = town.ask(spec(PROMPT))
@@ -223,7 +231,6 @@ def test_counts_add_up_over_deaths_departures_and_refusals_D8_D10_D11(
     tokenizer: Tokenizer,
 ) -> None:
     town = Town(tokenizer, DISAGGREGATED, max_queued=12)
-    value = town.controller._metrics.registry.get_sample_value
     for i in range(12):
         town.ask(spec([i, 2, 3], max_tokens=10))
     with pytest.raises(QueueFull):
@@ -238,14 +245,14 @@ def test_counts_add_up_over_deaths_departures_and_refusals_D8_D10_D11(
     for client in town.clients[3:]:
         assert_answered(client)
     ended = {
-        how: value("distserve_requests_ended_total", {"ending": how}) or 0
+        how: counted(town, "distserve_requests_ended", ending=how)
         for how in ("finished", "aborted", "failed")
     }
     assert ended == {"finished": 9, "aborted": 3, "failed": 0}
-    assert value("vllm:time_to_first_token_seconds_count", {"model_name": "test"}) == 9
-    success = {"model_name": "test", "finished_reason": "length"}
-    assert value("vllm:request_success_total", success) == 9
-    assert value("distserve_requests_refused_total", {"reason": "queue_full"}) == 1
-    assert 0 < (value("distserve_retries_total") or 0) <= 9  # the others were not pulled yet
+    model = {"model_name": "test"}
+    assert counted(town, "vllm:time_to_first_token_seconds", **model) == 9
+    assert counted(town, "vllm:request_success", finished_reason="length", **model) == 9
+    assert counted(town, "distserve_requests_refused", reason="queue_full") == 1
+    assert 0 < counted(town, "distserve_retries") <= 9  # the others were not pulled yet
     num_tokens = sum(len(delta.token_ids) for c in town.clients for delta in c.deltas)
-    assert value("vllm:generation_tokens_total", {"model_name": "test"}) == num_tokens
+    assert counted(town, "vllm:generation_tokens", **model) == num_tokens

@@ -26,7 +26,7 @@ class SpoilsOnce:
                 target[0, 0, 0, 0].view(torch.uint8)[0] ^= 1
 
 
-def test_a_spoiled_pull_is_found_and_its_prompt_prefilled_again_A7(
+def test_a_spoiled_pull_is_found_and_its_prompt_prefilled_again_A4_A7(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISTSERVE_VERIFY_PULLS", "1")

@@ -67,13 +67,13 @@ def test_a_channel_that_is_reset_says_so() -> None:
         channel.receive_config(theirs)
 
 
-def test_a_pool_smaller_than_its_layout_is_refused() -> None:
+def test_a_pool_smaller_than_its_layout_is_refused_C15() -> None:
     descriptor = kv_shm.create(4096, "test")
     with pytest.raises(kv_shm.PoolUnavailable, match="4096 bytes where its layout says 8192"):
         kv_shm.map_pool(descriptor, 8192)
     os.close(descriptor)
 
 
-def test_a_pool_that_memory_cannot_hold_is_refused() -> None:
+def test_a_pool_that_memory_cannot_hold_is_refused_C15() -> None:
     with pytest.raises(kv_shm.PoolUnavailable, match="GiB of memory are available"):
         kv_shm.create(1 << 60, "test")
