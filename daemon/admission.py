@@ -31,6 +31,10 @@ class Capacity:
     def learn(self, instance: str, layout: RankLayout) -> None:
         self._pools[instance] = layout
 
+    def forget(self, instance: str) -> None:
+        """It was removed for good."""
+        self._pools.pop(instance, None)
+
     @property
     def max_tokens(self) -> int:
         """Prompt and output together; a sequence may have to be prefilled again with its output,

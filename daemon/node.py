@@ -10,7 +10,8 @@ from daemon.controller import Controller
 from daemon.errors import Draining, NotReady
 from daemon.incarnation import Incarnation
 from daemon.segment_host import SegmentHost
-from daemon.supervisor import Supervisor, Ward
+from daemon.supervisor import Supervisor
+from daemon.ward import Ward
 from ipc.messages import Stats
 
 

@@ -115,14 +115,13 @@ class Daemon:
             sockets.callback(self._console.close)
             async with asyncio.TaskGroup() as house:
                 background = [house.create_task(forever) for forever in self._endless()]
-                wards = self._supervisor.wards.values()
-                lives = [house.create_task(self._supervisor.keep(ward)) for ward in wards]
+                lives = house.create_task(self._supervisor.run())
                 house.create_task(self._server.serve(sockets=[listener]))
                 self._on_change()
                 try:
                     await stop.wait()
                     await self._wind_down(stop)
-                    await asyncio.gather(*lives)  # all reaped, on other nodes too
+                    await lives  # all reaped, on other nodes too
                 finally:
                     for task in background:
                         task.cancel()

@@ -2,14 +2,14 @@
 
 One task per instance. An instance lives and dies as a unit: when one of its processes ends, the
 others are killed and reaped, and only then is it announced down and started again, as a new
-epoch. Who may pull learns of the pools when they come up and forgets them when they go down.
+epoch. Instances are replaced, added and removed on request too. Who may pull learns of the pools when they come up and forgets them when they go down.
 """
 
 import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
 from daemon.controller import Controller
 from daemon.errors import ConfigError, StartFailed
@@ -18,6 +18,7 @@ from daemon.instances import Instance
 from daemon.introductions import introduce, may_pull, mismatch
 from daemon.metrics import Metrics
 from daemon.neighbours import Neighbours
+from daemon.ward import Ward
 from daemon.worker_configs import WorkerConfigs
 from daemon.worker_process import WorkerProcess
 from ipc.messages import Command, PeerDown, WorkerConfig
@@ -30,28 +31,6 @@ FIRST_BACKOFF_S = 0.25
 MAX_BACKOFF_S = 60.0
 HEALTHY_AFTER_S = 600.0
 EXIT_GRACE_S = 2.0
-
-
-class Ward:
-    """One instance as its supervisor sees it: the present life and the record of earlier ones."""
-
-    def __init__(self, spec: InstanceSpec) -> None:
-        self.spec = spec
-        self.life: Incarnation | None = None
-        self.restarts = 0
-        self.last_exit: str | None = None
-        self.was_ever_ready = False
-        self.waits_for: str | None = None
-
-    @property
-    def state(self) -> str:
-        if self.life is None:
-            return self.waits_for or "restarting"
-        return self.life.progress
-
-    @property
-    def is_ready(self) -> bool:
-        return self.life is not None and self.life.is_up
 
 
 class Supervisor:
@@ -83,26 +62,58 @@ class Supervisor:
         self._has_served = False
         self.wards = {spec.name: Ward(spec) for spec in configs.own_instances}
         self.on_change: Callable[[], None] = lambda: None
+        self._house: asyncio.TaskGroup | None = None
 
-    async def keep(self, ward: Ward) -> None:
-        """Keep one instance alive until `stop`.
+    async def run(self) -> None:
+        """Keep all instances alive until `stop`, those that are added later too.
 
-        Raises:
+        Raises (in a group):
             ConfigError: a worker says that it can never start.
             StartFailed: it died twice before it was ever ready.
         """
+        async with asyncio.TaskGroup() as self._house:
+            for ward in self.wards.values():
+                self._house.create_task(self.keep(ward))
+            await self._stopping.wait()
+
+    def add(self, spec: InstanceSpec) -> Ward:
+        """Start one more instance, while `run` runs; its configuration knows of it already."""
+        assert self._house is not None
+        ward = self.wards[spec.name] = Ward(spec)
+        self._house.create_task(self.keep(ward))
+        return ward
+
+    async def replace(self, ward: Ward) -> None:
+        """End its present life on purpose; the next one begins at once."""
+        ward.is_replaced = ward.life is not None
+        await self._let_go(ward)
+
+    async def remove(self, ward: Ward) -> None:
+        """End its present life, and with it the instance."""
+        ward.is_leaving = True
+        await self._let_go(ward)
+
+    async def keep(self, ward: Ward) -> None:
+        """Keep one instance alive until `stop`, or until it is removed. Raises as `run` does."""
         backoff_s = FIRST_BACKOFF_S
-        while not self._stopping.is_set():
-            await self._until_reachable(ward)
+        while not self._is_over(ward):
+            if not await self._until_reachable(ward):
+                break
             started_s = time.monotonic()
             reason = await self._live(ward)
-            if self._stopping.is_set():
-                return
+            if self._is_over(ward):
+                break
+            if ward.is_replaced:
+                ward.is_replaced = False
+                continue
             self._judge(ward, reason)
             if time.monotonic() - started_s > HEALTHY_AFTER_S:
                 backoff_s = FIRST_BACKOFF_S
-            await self._pause(backoff_s)
+            await self._pause(ward, backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+        if ward.is_leaving:
+            del self.wards[ward.spec.name]
+            self.on_change()
 
     async def stop(self) -> None:
         """Let every worker leave, kill what stays; `keep` reaps them and returns."""
@@ -117,6 +128,19 @@ class Supervisor:
                     await worker.ended()
             except TimeoutError:
                 worker.kill()
+
+    async def _let_go(self, ward: Ward) -> None:
+        """Let its workers leave by themselves; after a while they have to."""
+        life = ward.life
+        if life is None:  # between two lives: the waiting before the next one is cut short
+            ward.cut_short.set()
+            return
+        life.tell_to_exit()
+        try:
+            async with asyncio.timeout(EXIT_GRACE_S):
+                await life.until_over()
+        except TimeoutError:
+            life.doom("it did not leave when it was told to")
 
     def watched_lives(self) -> list[Incarnation]:
         """Those that should be getting on: they can serve, and are not about to end."""
@@ -135,18 +159,18 @@ class Supervisor:
         if life is not None:
             life.doom(f"its link broke: {reason}")
 
-    async def _until_reachable(self, ward: Ward) -> None:
-        """Wait for the other nodes of the instance, or for `stop`."""
-        while not self._stopping.is_set():
+    def _is_over(self, ward: Ward) -> bool:
+        return self._stopping.is_set() or ward.is_leaving
+
+    async def _until_reachable(self, ward: Ward) -> bool:
+        """Wait for the other nodes of the instance; False when it is over before they come."""
+        while not self._is_over(ward):
             ward.waits_for = self._neighbours.trouble(ward.spec)
             if ward.waits_for is None:
-                return
+                return True
             self.on_change()
-            joined = asyncio.ensure_future(self._neighbours.until_joined(ward.spec))
-            stopping = asyncio.ensure_future(self._stopping.wait())
-            await asyncio.wait({joined, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            joined.cancel()
-            stopping.cancel()
+            await self._first_of(ward, self._neighbours.until_joined(ward.spec))
+        return False
 
     async def _live(self, ward: Ward) -> str:
         """One life of an instance; why it ended. All of its processes are reaped then."""
@@ -200,13 +224,18 @@ class Supervisor:
         self._metrics.restarted(ward.spec.name)
         self.on_change()
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait before the next start, or until `stop`."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return
+    async def _pause(self, ward: Ward, seconds: float) -> None:
+        """Wait before the next start."""
+        await self._first_of(ward, asyncio.sleep(seconds))
+
+    async def _first_of(self, ward: Ward, waiting: Coroutine[None, None, None]) -> None:
+        """Wait, but not beyond `stop`, or beyond the word that it is to start or leave at once."""
+        waits = (waiting, self._stopping.wait(), ward.cut_short.wait())
+        tasks = [asyncio.ensure_future(wait) for wait in waits]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        ward.cut_short.clear()
 
     async def _spawn(self, life: Incarnation) -> None:
         for name in life.names:

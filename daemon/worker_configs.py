@@ -26,18 +26,22 @@ class WorkerConfigs:
         num_token_ids: int,
     ) -> None:
         self._config = config
-        self._placement = placement
         self._node = own_node(config, placement)
-        self._devices = devices_in_use(placement, self._node)
+        self.adopt(placement)
         self._endpoint = endpoint
         self._meeting_points = meeting_points
         self._max_context = max_context_tokens
         self._num_token_ids = num_token_ids
 
+    def adopt(self, placement: Placement) -> None:
+        """From now on that is what runs; workers that run already keep their share of the cores."""
+        self.placement = placement
+        self._devices = devices_in_use(placement, self._node)
+
     @property
     def own_instances(self) -> list[InstanceSpec]:
         """Those whose home is this node."""
-        return [spec for spec in self._placement.instances if spec.home == self._node]
+        return [spec for spec in self.placement.instances if spec.home == self._node]
 
     def of(self, spec: InstanceSpec, epoch: int, name: WorkerName) -> WorkerConfig:
         """For one worker of one incarnation."""

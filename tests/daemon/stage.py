@@ -16,8 +16,9 @@ from daemon.meeting_points import MeetingPoints
 from daemon.metrics import Metrics
 from daemon.neighbours import Neighbours
 from daemon.placement import counted_out
-from daemon.supervisor import Supervisor, Ward
+from daemon.supervisor import Supervisor
 from daemon.text import Tokenizer
+from daemon.ward import Ward
 from daemon.worker_configs import WorkerConfigs
 from daemon.worker_process import WorkerProcess
 from ipc.kv_layout import RankLayout

@@ -1,0 +1,33 @@
+"""One instance as its supervisor keeps it."""
+
+import asyncio
+
+from daemon.incarnation import Incarnation
+from ipc.vocabulary import InstanceSpec
+
+
+class Ward:
+    """One instance as its supervisor sees it: the present life and the record of earlier ones."""
+
+    def __init__(self, spec: InstanceSpec) -> None:
+        self.spec = spec
+        self.life: Incarnation | None = None
+        self.restarts = 0
+        self.last_exit: str | None = None
+        self.was_ever_ready = False
+        self.waits_for: str | None = None
+        self.is_replaced = False  # its present life ends on purpose: no fault, and no wait after it
+        self.cut_short = asyncio.Event()  # it is not to wait for its next life any longer
+        self.is_leaving = False  # and there is to be no next one
+
+    @property
+    def state(self) -> str:
+        if self.life is None:
+            return self.waits_for or "restarting"
+        if self.is_leaving:
+            return "leaving"
+        return self.life.progress
+
+    @property
+    def is_ready(self) -> bool:
+        return self.life is not None and self.life.is_up
