@@ -13,6 +13,7 @@ is said to saturate the device (L_m; arXiv 2401.09670, section 3.1)."""
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 CountFromZero = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class PrefillPoint(msgspec.Struct, frozen=True):
@@ -53,12 +54,21 @@ class TransferPoint(msgspec.Struct, frozen=True):
     ms: float
 
 
+class StageShares(msgspec.Struct, frozen=True):
+    """What the slowest stage of a pipeline takes of a whole step, by phase: `1 / pp` where stages
+    are equal. Steps that follow each other do so at that distance."""
+
+    prefill: Share
+    decode: Share
+
+
 class ProfileTable(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured, and on what.
 
     `saturation_tokens` is L_m, the shortest prompt that saturates the device (`SATURATION`). Steps
     are whole steps of the instance: of all its pipeline stages one after the other. Every row of a
-    step draws: a chunk is a prompt's last. `spread` is the relative standard deviation of repeated
+    step draws: a chunk is a prompt's last. `slowest_stage` is None where there is one stage, or
+    where it was not measured. `spread` is the relative standard deviation of repeated
     steps; `waited` is the share of the time in which other programs had the core, which is no part
     of the figures but says how quiet the machine was. Of several workers it is the leader's, and
     part of the figures: threads of their own collectives take turns with the arithmetic.
@@ -79,5 +89,6 @@ class ProfileTable(msgspec.Struct, frozen=True, kw_only=True):
     decode: tuple[DecodePoint, ...]
     mixed: tuple[MixedPoint, ...] = ()
     transfer: tuple[TransferPoint, ...] = ()
+    slowest_stage: StageShares | None = None
     spread: float = 0.0
     waited: float = 0.0

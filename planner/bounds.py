@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from planner.latency.interface import Chunk, LatencyModel
+from planner.latency.interface import Chunk, LatencyModel, decode_pace
 from planner.slo import Slo
 from planner.workload.requests import Ints, Requests
 
@@ -68,11 +68,11 @@ def prefill_rate_cap(latency: LatencyModel, requests: Requests, saturation_token
     """1/E[S] of one prefill instance, where S is a prompt's share of the best batch it can be in.
 
     That batch holds prompts as long as itself, packed up to L_m. With pipeline stages a batch
-    leaves in every stage time.
+    leaves in every time of the slowest one.
     """
     lengths = _quantiles(requests.input_tokens)
     shares_s = [_packed_s(latency, int(length), saturation_tokens) for length in lengths]
-    mean_s = float(np.mean(shares_s))
+    mean_s = float(np.mean(shares_s)) * latency.slowest.prefill
     return 1 / mean_s if mean_s > 0 else math.inf
 
 
@@ -136,8 +136,10 @@ def _prefill_s(latency: LatencyModel, length: int, count: int) -> float:
 
 def _decode_s(latency: LatencyModel, batch: int, context: float) -> float:
     """Time of a token: all stages, each with its share of the batch as a micro-batch."""
-    micro = math.ceil(batch / latency.num_stages)
-    return latency.decode(micro, micro * context).seconds(micro * context) * latency.num_stages
+    num_stages = latency.num_stages
+    micro = math.ceil(batch / num_stages)
+    step_s = latency.decode(micro, micro * context).seconds(micro * context) * num_stages
+    return step_s * decode_pace(latency, math.ceil(batch / micro))
 
 
 def _quantiles(lengths: Ints) -> Ints:

@@ -7,7 +7,8 @@ two pools in memory files, as workers share them.
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -84,18 +85,37 @@ class StepBench:
 
     def step_ms(self, step: StepShape) -> float:
         """Milliseconds of one step in which every row draws; entering and leaving the table is not
-        part of it. Decodes stand before the prompt, as the leader plans them."""
-        decodes = [(step.context, 1)] * step.batch
-        prompts = [(step.num_cached + step.num_new, step.num_new)] * step.num_prompts
-        rows = decodes + prompts
+        part of it."""
+        rows = _rows(step)
         _run(self._executor, self._entry(rows))
-        plan = StepPlan(
-            step_id=1, rows=tuple(Row(s, num_new, True) for s, (_, num_new) in enumerate(rows))
-        )
         with self._stopwatch:
-            _run(self._executor, plan)
+            _run(self._executor, _plan(1, rows))
         _run(self._executor, StepPlan(step_id=2, removed=tuple(range(len(rows)))))
         return self._stopwatch.ms
+
+    def interval_ms(self, step: StepShape, num_steps: int, in_flight: int) -> float:
+        """Milliseconds from the end of one step to that of the next, where so many are under way
+        at a time. Each is of sequences of its own, as the micro-batches of a pipeline are."""
+        rows = _rows(step)
+        _run(self._executor, self._entry(rows * num_steps))
+        plans = [_plan(step_id, rows, first=step_id * len(rows)) for step_id in range(num_steps)]
+        ended_s = self._ends(plans, in_flight)
+        everybody = tuple(range(num_steps * len(rows)))
+        _run(self._executor, StepPlan(step_id=num_steps, removed=everybody))
+        return 1000 * (ended_s[-1] - ended_s[0]) / (num_steps - 1)
+
+    def _ends(self, plans: Sequence[StepPlan], in_flight: int) -> list[float]:
+        under_way: deque[Any] = deque()
+        ended_s = []
+        for plan in plans:
+            if len(under_way) == in_flight:
+                self._executor.collect(under_way.popleft())
+                ended_s.append(time.perf_counter())
+            under_way.append(self._executor.launch(plan))
+        for launched in under_way:
+            self._executor.collect(launched)
+            ended_s.append(time.perf_counter())
+        return ended_s
 
     def _entry(self, rows: list[tuple[int, int]]) -> StepPlan:
         """Sequences of so many tokens, all but the new ones computed, in scattered blocks."""
@@ -163,6 +183,21 @@ def twin(exchange: CpuExchange, num_tokens: int, name: WorkerName = ALONE) -> It
     finally:
         exchange.unmap_instance(PEER, EPOCH)
         os.close(peer.descriptor)
+
+
+def _rows(step: StepShape) -> list[tuple[int, int]]:
+    """All tokens and new tokens of each row. Decodes stand before the prompt, as the leader plans
+    them."""
+    decodes = [(step.context, 1)] * step.batch
+    return decodes + [(step.num_cached + step.num_new, step.num_new)] * step.num_prompts
+
+
+def _plan(step_id: int, rows: list[tuple[int, int]], first: int = 0) -> StepPlan:
+    """A step of sequences that have entered, from that one on."""
+    numbered = enumerate(rows, first)
+    return StepPlan(
+        step_id=step_id, rows=tuple(Row(s, num_new, True) for s, (_, num_new) in numbered)
+    )
 
 
 def _run(executor: Engine, plan: StepPlan) -> None:

@@ -26,6 +26,7 @@ from ipc.vocabulary import DType, Parallelism
 QUICK_CONTEXT, QUICK_BATCH, QUICK_S = 512, 8, 9.0
 DEFAULT_S = 75.0
 KNEE_SHARE = 0.1  # of the seconds, spent on the prompts near L_m
+STAGES_SHARE = 0.15  # and on how steps follow each other through the stages, if there are several
 
 
 def main(argv: Sequence[str]) -> int:
@@ -165,12 +166,14 @@ def _effort(arguments: argparse.Namespace, max_context: int) -> Effort:
     if arguments.quick:
         max_context, max_batch = min(QUICK_CONTEXT, max_context), min(QUICK_BATCH, max_batch)
     seconds = arguments.seconds or (QUICK_S if arguments.quick else DEFAULT_S)
+    stages_s = STAGES_SHARE * seconds if arguments.pp > 1 else 0.0
     return Effort(
         max_context=max_context,
         max_batch=max_batch,
         max_step_tokens=max_context,
-        total_s=(1 - KNEE_SHARE) * seconds,
+        total_s=(1 - KNEE_SHARE) * seconds - stages_s,
         knee_s=KNEE_SHARE * seconds,
+        stages_s=stages_s,
     )
 
 

@@ -42,15 +42,19 @@ class Room(NamedTuple):
     max_step_tokens: int  # new tokens of one step: what bounds the time of the longest
 
     def holds(self, step: StepShape) -> bool:
+        return (
+            max(step.num_cached + step.num_new, step.context) <= self.max_context
+            and step.batch <= self.max_batch
+            and step.num_prompts * step.num_new <= self.max_step_tokens
+            and self.times(step) >= 1
+        )
+
+    def times(self, step: StepShape) -> int:
+        """How many such steps have blocks of their own at the same time."""
         prompt = step.num_cached + step.num_new
         blocks = step.num_prompts * blocks_for(prompt, self.block_size)
         blocks += step.batch * blocks_for(step.context, self.block_size)
-        return (
-            max(prompt, step.context) <= self.max_context
-            and step.batch <= self.max_batch
-            and step.num_prompts * step.num_new <= self.max_step_tokens
-            and blocks <= self.num_blocks
-        )
+        return self.num_blocks // blocks
 
     def within(self, steps: list[StepShape]) -> list[StepShape]:
         return [step for step in steps if self.holds(step)]

@@ -14,6 +14,7 @@ from gpu_workers.cpu_exchange import CpuExchange
 from gpu_workers.errors import ModelError
 from gpu_workers.profiling.bench import Engine, PullBench, StepBench, connected
 from gpu_workers.profiling.grid import Grid, Room, StepShape
+from gpu_workers.profiling.pipelining import slowest_stage
 from gpu_workers.profiling.rounds import (
     Budget,
     Once,
@@ -40,7 +41,8 @@ Samples = dict[Point, list[float]]
 class Effort(msgspec.Struct, frozen=True):
     """How much to measure, and how long: see `Budget` for the bounds of time.
 
-    After `total_s` for the whole grid, `knee_s` go to the prompts that decide about L_m alone.
+    After `total_s` for the whole grid, `knee_s` go to the prompts that decide about L_m alone, and
+    `stages_s`, where there are several, to steps that follow each other through them.
     """
 
     max_context: int
@@ -48,6 +50,7 @@ class Effort(msgspec.Struct, frozen=True):
     max_step_tokens: int
     total_s: float
     knee_s: float
+    stages_s: float = 1.0
     visit_s: float = 0.05
     max_rounds: int = 12
 
@@ -82,7 +85,8 @@ def measure(
     grid = Grid.of(room)
     if not grid.prefill or not grid.decode:
         raise ModelError("the KV pool or the context is too small to measure anything")
-    is_alone = executor.model.shard.parallelism.num_workers == 1
+    parallelism = executor.model.shard.parallelism
+    is_alone = parallelism.num_workers == 1
     exchange.pool.fill_(0.5)  # so that its memory is there
     with (
         torch.inference_mode(),
@@ -90,9 +94,13 @@ def measure(
         closing(Stopwatch(is_alone=is_alone)) as stopwatch,
         connected(executor, exchange, stopwatch, max(grid.pulls)) as pulls,
     ):
-        samples = _sample(grid, StepBench(executor, stopwatch), pulls, effort, report)
+        steps = StepBench(executor, stopwatch)
+        samples = _sample(grid, steps, pulls, effort, report)
+        budget = Budget(effort.stages_s, 0.0, effort.max_rounds)
+        slowest = slowest_stage(steps, grid, room, parallelism.pp, budget)
     table = _table(executor, shape, grid, samples)
-    return msgspec.structs.replace(table, waited=stopwatch.waited_s / stopwatch.total_s)
+    waited = stopwatch.waited_s / stopwatch.total_s
+    return msgspec.structs.replace(table, slowest_stage=slowest, waited=waited)
 
 
 def _sample(

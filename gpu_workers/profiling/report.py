@@ -12,7 +12,7 @@ def show(table: ProfileTable, console: Console) -> None:
         f"{table.num_threads} thread(s), {table.device}\n"
         f"L_m = [bold]{table.saturation_tokens}[/bold] tokens, "
         f"{table.kv_bytes_per_token:,} bytes of keys and values per token\n"
-        f"{_spread(table)}; {_waited(table)}",
+        f"{_spread(table)}; {_waited(table)}{_slowest(table)}",
         highlight=False,
     )
     console.print(_prefill(table), _decode(table), _mixed(table), _transfer(table))
@@ -34,6 +34,16 @@ def _waited(table: ProfileTable) -> str:
             f"the leader waited for its core for {table.waited:.0%} of the time, which is counted"
         )
     return f"other programs had the core for {table.waited:.0%} of the time"
+
+
+def _slowest(table: ProfileTable) -> str:
+    if table.slowest_stage is None:
+        return ""
+    shares = table.slowest_stage
+    return (
+        f"\nthe slowest of {table.pp} stages takes {shares.prefill:.0%} of a prefill step and "
+        f"{shares.decode:.0%} of a decode step"
+    )
 
 
 def _prefill(table: ProfileTable) -> Table:

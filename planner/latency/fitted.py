@@ -12,7 +12,7 @@ from math import inf
 from ipc.latency import DecodeRegimes, PrefillTerms
 from ipc.vocabulary import Parallelism
 from planner.errors import ProfileError
-from planner.latency.interface import Chunk, Estimate, Source, StepLine
+from planner.latency.interface import EQUAL, Chunk, Estimate, Source, StepLine
 from planner.latency.pull import Pull
 
 UNMEASURED_MIX = 1.13
@@ -68,6 +68,7 @@ REFERENCE_OVERHEADS = StageOverheads(prefill_stage_s=1e-3, engine_s=2e-3, engine
 class FittedLatency:
     """A latency model that answers from coefficients alone."""
 
+    slowest = EQUAL
     source = Source.FITTED
 
     def __init__(

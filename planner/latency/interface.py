@@ -1,8 +1,9 @@
 """What the simulator asks of a latency model, whatever stands behind it.
 
 A model belongs to one instance shape: one (model, device, tp, pp). It knows one *stage*: how long
-a batch occupies each of the `num_stages` equal pipeline stages. A batch passes through all of
-them, so its latency is `num_stages` times that, while the next batch may follow one stage behind.
+a batch occupies each of the `num_stages` pipeline stages in the mean. A batch passes through all of
+them, so its latency is `num_stages` times that, while the next batch may follow behind it, at the
+distance of the slowest stage: `slowest` says how much longer that one takes.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,16 @@ class Chunk(NamedTuple):
 
     num_new: int
     num_cached: int = 0
+
+
+class Slowest(NamedTuple):
+    """The slowest stage's time over the mean one's, by phase: 1 where stages are equal."""
+
+    prefill: float = 1.0
+    decode: float = 1.0
+
+
+EQUAL = Slowest()
 
 
 class Estimate(NamedTuple):
@@ -56,6 +67,9 @@ class LatencyModel(Protocol):
     def num_stages(self) -> int: ...
 
     @property
+    def slowest(self) -> Slowest: ...
+
+    @property
     def num_devices(self) -> int:
         """tp * pp."""
         ...
@@ -86,3 +100,9 @@ class LatencyModel(Protocol):
     def transfer(self, num_tokens: int) -> Estimate:
         """A pull of one prompt's keys and values, by a decode instance of this shape."""
         ...
+
+
+def decode_pace(model: LatencyModel, num_batches: int) -> float:
+    """How much longer a step takes where so many micro-batches follow each other: all of them
+    pass the slowest stage before the first one comes to it again."""
+    return max(1.0, model.slowest.decode * num_batches / model.num_stages)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from planner.devices import DeviceSheet
 from planner.errors import ProfileError
 from planner.latency.grids import Curve, Row
-from planner.latency.interface import Chunk, Estimate, Source, StepLine
+from planner.latency.interface import EQUAL, Chunk, Estimate, Source, StepLine
 from planner.latency.layer_attention import ChunkAttention, MixedFactor, decode_attention
 from planner.latency.layer_file import (
     AttentionPoint,
@@ -38,6 +38,7 @@ class LayerTable:
 
     source = Source.MEASURED
     num_stages = 1
+    slowest = EQUAL
 
     def __init__(
         self,

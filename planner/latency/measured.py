@@ -1,7 +1,8 @@
 """Step times from a table that `distserve profile` measured on the device itself.
 
 Between points it interpolates and says MEASURED; beyond them it goes on with a fit of the same
-points and says FITTED. Steps in the table are whole steps of the instance, stages are equal parts.
+points and says FITTED. Steps in the table are whole steps of the instance; of its stages it knows
+what share the slowest one has, and without that takes them as equal.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from ipc.profile_table import DecodePoint, MixedPoint, ProfileTable, TransferPoi
 from planner.errors import ProfileError
 from planner.latency.fitting import DecodeSample, fit_decode
 from planner.latency.grids import Curve, DecodeGrid, Grid, Row, never_falling
-from planner.latency.interface import Chunk, Estimate, Source, StepLine
+from planner.latency.interface import EQUAL, Chunk, Estimate, Slowest, Source, StepLine
 from planner.latency.prefill_table import PrefillTable
 from planner.latency.profile_file import read_profile
 
@@ -24,6 +25,7 @@ class MeasuredLatency:
     def __init__(self, table: ProfileTable) -> None:
         self.table = table
         self.num_stages = table.pp
+        self.slowest = _slowest(table)
         self.num_devices = table.tp * table.pp
         self._unit_s = 1e-3 / table.pp
         self._prefill = PrefillTable(table.prefill, table.mixed, table.pp)
@@ -102,6 +104,14 @@ class MeasuredLatency:
         row = never_falling(sorted((float(p.num_tokens), p.ms * 1e-3) for p in points))
         (x0, y0), (x1, y1) = row[0], row[-1]
         return Curve(row, slope_below=0.0, slope_above=(y1 - y0) / (x1 - x0))
+
+
+def _slowest(table: ProfileTable) -> Slowest:
+    """A share below an equal one is the measurement's noise."""
+    shares = table.slowest_stage
+    if shares is None:
+        return EQUAL
+    return Slowest(max(1.0, table.pp * shares.prefill), max(1.0, table.pp * shares.decode))
 
 
 def _as_one(chunks: Sequence[Chunk]) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from math import inf
 
 from ipc.vocabulary import Parallelism
 from planner.devices import DeviceSheet
-from planner.latency.interface import Chunk, Estimate, Source, StepLine
+from planner.latency.interface import EQUAL, Chunk, Estimate, Source, StepLine
 from planner.latency.products import Products
 from planner.latency.pull import Pull, pull_over
 from planner.model_shape import ModelShape
@@ -21,6 +21,7 @@ from planner.model_shape import ModelShape
 class RooflineLatency:
     """A latency model that knows the model's sizes and the device's rates, and nothing else."""
 
+    slowest = EQUAL
     source = Source.ROOFLINE
 
     def __init__(

@@ -4,7 +4,7 @@ caches are colder than a profile's, its device is hotter."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.latency.interface import Chunk, Estimate, LatencyModel, Source, StepLine
+from planner.latency.interface import Chunk, Estimate, LatencyModel, Slowest, Source, StepLine
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,10 @@ class ScaledLatency:
     @property
     def num_stages(self) -> int:
         return self.model.num_stages
+
+    @property
+    def slowest(self) -> Slowest:
+        return self.model.slowest
 
     @property
     def num_devices(self) -> int:

@@ -21,6 +21,7 @@ class Speculative:
     def __init__(self, target: LatencyModel, draft: LatencyModel, num_drafted: int) -> None:
         self._target, self._draft, self._num_drafted = target, draft, num_drafted
         self.num_stages = target.num_stages
+        self.slowest = target.slowest
         self.num_devices = target.num_devices
         self.source = _worse(target.source, draft.source)
         # The draft runs as a whole on each step; a stage carries its share.

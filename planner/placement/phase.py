@@ -11,7 +11,7 @@ from math import inf
 
 from gpu_workers.batching import BatchLimits
 from ipc.vocabulary import Role
-from planner.latency.interface import Chunk, Estimate, Source, StepLine
+from planner.latency.interface import EQUAL, Chunk, Estimate, Source, StepLine
 from planner.simulator.service import InstanceModel
 
 EVERYTHING = 1 << 40  # blocks, tokens or sequences: more than any run has
@@ -21,6 +21,7 @@ class Costless:
     """A latency model of an instance that takes no time."""
 
     num_stages = 1
+    slowest = EQUAL
     num_devices = 0
     source = Source.FITTED
 

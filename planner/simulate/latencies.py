@@ -20,6 +20,7 @@ class WithPull:
 
     def __init__(self, model: LatencyModel, pull: Pull) -> None:
         self.num_stages, self.num_devices = model.num_stages, model.num_devices
+        self.slowest = model.slowest
         self.source = model.source
         self._pull = pull
         # Bound once: the simulator asks these for every step.
@@ -34,6 +35,7 @@ class FreeDraft:
 
     def __init__(self, target: LatencyModel) -> None:
         self.num_stages, self.num_devices = target.num_stages, target.num_devices
+        self.slowest = target.slowest
         self.source = target.source
         self._nothing = Estimate(0.0, target.source)
 

@@ -10,7 +10,7 @@ from math import inf, nextafter
 from operator import itemgetter
 
 from gpu_workers.batching import DecodeAdmission
-from planner.latency.interface import LatencyModel
+from planner.latency.interface import LatencyModel, decode_pace
 from planner.simulator.lane import UNBOUNDED, Lane
 from planner.simulator.passage import Agenda, Passage, Record
 from planner.simulator.service import InstanceModel, Service
@@ -52,6 +52,8 @@ class DecodePool:
         self.record = record
         self.num_blocks = self.free = model.kv_blocks
         self.num_lanes = model.latency.num_stages
+        self._paces = [decode_pace(model.latency, n) for n in range(self.num_lanes + 1)]
+        self._is_even = set(self._paces) == {1.0}
         self.max_skip = UNBOUNDED
         self.link = Link()
         self.used_blocks = 0  # as the daemon mirrors them: at hand-over, until the end
@@ -62,6 +64,21 @@ class DecodePool:
         self._admission = DecodeAdmission(model.kv_blocks)
         self._pending: list[Passage] = []
         self.lanes = [self.lane_type(self) for _ in range(self.num_lanes)]
+
+    def pace(self) -> float:
+        """How much longer than alone a step of a lane takes that begins to run now: all that run
+        pass the slowest stage in turn."""
+        return 1.0 if self._is_even else self._paces[sum(x.is_running for x in self.lanes) + 1]
+
+    def keep_pace(self, now_s: float) -> None:
+        """A lane has begun to run, or has come to rest: others' steps take longer from here on,
+        or less."""
+        if self._is_even:
+            return
+        running = [lane for lane in self.lanes if lane.is_running]
+        for lane in running:
+            if lane.pace != self._paces[len(running)]:
+                lane.stop_from(now_s)
 
     @property
     def num_sequences(self) -> int:

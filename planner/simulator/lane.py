@@ -35,6 +35,7 @@ class Lane:
         # Members by (step - computed tokens) mod block size: those that need a block next.
         self._phases = [0] * pool.block_size
         self._first_s = self._more_s = self._stall_s = 0.0
+        self.pace = 1.0  # of the present run: how much longer its steps take than alone
         self._turn = 0  # of the wake-up that counts; earlier ones were overtaken
 
     @property
@@ -125,7 +126,9 @@ class Lane:
             # What a preemption frees is offered at the next boundary.
             is_calm = self.pool.record.num_preemptions == num_preempted
             self._run(self._longest_run() if is_calm else 1)
+            self.pool.keep_pace(now_s)
             return
+        self.pool.keep_pace(now_s)
         self._stall_s = 0.0  # copies hold up nobody here: who comes next joins when they are over
         if self.incoming:
             self._wake(self.incoming[0][0])
@@ -143,9 +146,10 @@ class Lane:
         pool, batch, context = self.pool, len(self.members), self._context_tokens
         line = pool.latency.decode(batch, context)
         num_lanes, costs = pool.num_lanes, pool.overheads
-        step_s = num_lanes * (line.base_s + line.per_token_s * context)
+        self.pace = pace = pool.pace()
+        step_s = pace * num_lanes * (line.base_s + line.per_token_s * context)
         self._first_s = step_s + costs.decode_step_s + costs.decode_row_s * batch
-        self._more_s = num_lanes * line.per_token_s * batch
+        self._more_s = pace * num_lanes * line.per_token_s * batch
         if line.until_tokens < context + batch * num_steps:
             num_steps = min(num_steps, int((line.until_tokens - context) // batch) + 1)
         if self.incoming:

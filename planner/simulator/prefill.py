@@ -5,6 +5,7 @@ from collections.abc import Callable
 from math import inf
 
 from gpu_workers.prefill_policy import FirstComeFirstServed, Turn, prefill_queue
+from planner.latency.interface import LatencyModel
 from planner.simulator.passage import Agenda, Passage, Record, chunk_of
 from planner.simulator.service import InstanceModel, Service
 
@@ -35,6 +36,7 @@ class PrefillEngine:
         self._free = model.kv_blocks
         self._releases: list[tuple[float, int]] = []  # a heap: blocks that come back, and when
         self._stage_free_s = [0.0] * model.latency.num_stages
+        self._weights = _weights(model.latency)
         self._following_s = -inf  # the last wake-up asked for
 
     def arrive(self, now_s: float, passage: Passage) -> None:
@@ -96,8 +98,8 @@ class PrefillEngine:
         """When a batch that enters now has left the last stage."""
         clock_s = now_s + self._step_s
         stages = self._stage_free_s
-        for stage, free_s in enumerate(stages):
-            clock_s = max(clock_s, free_s) + stage_s
+        for stage, (free_s, weight) in enumerate(zip(stages, self._weights, strict=True)):
+            clock_s = max(clock_s, free_s) + weight * stage_s
             stages[stage] = clock_s
         return clock_s
 
@@ -112,3 +114,13 @@ class PrefillEngine:
             self._on_prefilled(now_s, passage)
         if self._queue:
             self._go_on(now_s)
+
+
+def _weights(latency: LatencyModel) -> list[float]:
+    """Each stage's time over the mean one's. The slowest is the first: the cut leaves the last one
+    fewer layers for the head, which costs next to nothing where each prompt has one row of it."""
+    num_others = latency.num_stages - 1
+    if not num_others:
+        return [1.0]
+    slowest = latency.slowest.prefill
+    return [slowest, *[(latency.num_stages - slowest) / num_others] * num_others]

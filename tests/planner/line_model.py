@@ -7,7 +7,7 @@ import numpy as np
 
 from gpu_workers.batching import BatchLimits
 from ipc.vocabulary import Role
-from planner.latency.interface import Chunk, Estimate, Source, StepLine
+from planner.latency.interface import EQUAL, Chunk, Estimate, Slowest, Source, StepLine
 from planner.simulator.service import InstanceModel
 from planner.workload.requests import Requests
 
@@ -20,6 +20,7 @@ class LineModel:
     decode_s: tuple[float, float, float] = (0.02, 0.6e-6, 40e-6)
     transfer_s: tuple[float, float] = (0.001, 1e-6)
     num_stages: int = 1
+    slowest: Slowest = EQUAL
     until: float = float("inf")  # where a line ends: every so many tokens of context
     source: Source = Source.FITTED
 

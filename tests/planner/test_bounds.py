@@ -17,7 +17,7 @@ from planner.bounds import (
     tpot_floor_s,
     ttft_floor_s,
 )
-from planner.latency.interface import Chunk, Estimate, Source, StepLine
+from planner.latency.interface import EQUAL, Chunk, Estimate, Slowest, Source, StepLine
 from planner.slo import Slo
 from planner.workload.requests import Requests
 
@@ -30,8 +30,9 @@ class LinearEngine:
 
     source = Source.FITTED
 
-    def __init__(self, num_stages: int = 1) -> None:
+    def __init__(self, num_stages: int = 1, slowest: Slowest = EQUAL) -> None:
         self.num_stages = num_stages
+        self.slowest = slowest
         self.num_devices = num_stages
 
     def prefill(self, chunks: Sequence[Chunk]) -> Estimate:
@@ -73,6 +74,17 @@ def test_stages_do_not_lower_the_floors_of_one_request() -> None:
         assert tpot_floor_s(staged, requests, 0.9) == pytest.approx(
             tpot_floor_s(single, requests, 0.9)
         )
+
+
+def test_the_slowest_stage_bounds_the_rates_but_not_one_request() -> None:
+    requests, pool = equal(512, 100), Pool(100_000, 64)
+    even, uneven = LinearEngine(2), LinearEngine(2, Slowest(prefill=1.3, decode=1.4))
+    for floor_s in (ttft_floor_s, tpot_floor_s):
+        assert floor_s(uneven, requests, 0.9) == floor_s(even, requests, 0.9)
+    prefills = [prefill_rate_cap(engine, requests, 512) for engine in (even, uneven)]
+    assert prefills[0] == pytest.approx(1.3 * prefills[1])
+    decodes = [decode_rate_cap(engine, requests, pool).rate for engine in (even, uneven)]
+    assert decodes[0] == pytest.approx(1.4 * decodes[1])
 
 
 def test_the_tpot_floor_is_a_step_alone_and_speculation_lowers_it() -> None:

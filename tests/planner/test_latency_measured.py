@@ -6,14 +6,15 @@ from math import inf
 from pathlib import Path
 
 import msgspec
+import orjson
 import pytest
 
-from ipc.profile_table import DecodePoint, PrefillPoint
+from ipc.profile_table import DecodePoint, PrefillPoint, StageShares
 from ipc.vocabulary import Parallelism
 from planner.errors import InfeasibleShape, PlannerError, ProfileError
 from planner.latency.choose import Knowledge, latency_model, profile_names
 from planner.latency.fitted import FittedLatency
-from planner.latency.interface import Chunk, LatencyModel, Source
+from planner.latency.interface import EQUAL, Chunk, LatencyModel, Source
 from planner.latency.measured import MeasuredLatency
 from planner.latency.roofline import RooflineLatency
 from planner.latency.table_fit import fit_table
@@ -163,6 +164,23 @@ def test_a_stage_takes_an_equal_part_of_the_measured_step() -> None:
     assert (halves.num_stages, halves.num_devices) == (2, 2)
     assert halves.prefill([Chunk(256)]).seconds == pytest.approx(prefill_ms([256]) / 2000)
     assert decode_s(halves, 4, 1024) == pytest.approx(decode_ms(4, 1024) / 2000)
+
+
+def test_the_slowest_stage_is_as_measured_and_never_quicker_than_the_mean_one() -> None:
+    table = profile_table(pp=2)
+    assert MeasuredLatency(table).slowest == EQUAL
+    shares = StageShares(prefill=0.65, decode=0.49)
+    uneven = MeasuredLatency(msgspec.structs.replace(table, slowest_stage=shares))
+    assert uneven.slowest == (1.3, 1.0)
+    assert uneven.prefill([Chunk(256)]) == MeasuredLatency(table).prefill([Chunk(256)])
+
+
+def test_a_table_from_before_stages_were_told_apart_is_read(tmp_path: Path) -> None:
+    body = msgspec.to_builtins(profile_table(pp=2))
+    del body["slowest_stage"]
+    path = tmp_path / "old.json"
+    path.write_bytes(orjson.dumps(body))
+    assert MeasuredLatency.read(path).slowest == EQUAL
 
 
 def test_hot_calls_cost_microseconds() -> None:

@@ -8,7 +8,7 @@ import pytest
 from gpu_workers.batching import BatchLimits
 from ipc.vocabulary import Role
 from planner.errors import PlannerError, WorkloadError
-from planner.latency.interface import Chunk
+from planner.latency.interface import Chunk, Slowest
 from planner.simulator.run import simulate
 from planner.simulator.service import Overheads, Service, Speculation
 from planner.simulator.timeline import Timeline
@@ -28,6 +28,7 @@ TIMES = (
 ROOMY = instance(Role.DECODE)
 TIGHT = instance(Role.DECODE, kv_blocks=300)
 PIPELINE = LineModel(num_stages=2)
+UNEVEN = LineModel(num_stages=2, slowest=Slowest(prefill=1.3, decode=1.4))
 KINKED = LineModel(until=1000.0)
 
 SERVICES = {
@@ -46,12 +47,16 @@ SERVICES = {
     "two stages each": Service(
         (instance(Role.PREFILL, PIPELINE), instance(Role.DECODE, PIPELINE, kv_blocks=300))
     ),
+    "two stages that differ": Service(
+        (instance(Role.PREFILL, UNEVEN), instance(Role.DECODE, UNEVEN, kv_blocks=300))
+    ),
     "lines that end": Service(
         (instance(Role.PREFILL, KINKED), instance(Role.DECODE, KINKED, kv_blocks=300))
     ),
     "prefill first": Service((instance(Role.MIXED, kv_blocks=400),)),
     "chunked": Service((instance(Role.MIXED, kv_blocks=400, chunk_tokens=256),)),
     "mixed in two stages": Service((instance(Role.MIXED, PIPELINE, kv_blocks=400),)),
+    "mixed in two that differ": Service((instance(Role.MIXED, UNEVEN, kv_blocks=400),)),
     "all together": Service(
         (instance(Role.PREFILL), TIGHT, instance(Role.MIXED, kv_blocks=400, chunk_tokens=256))
     ),
@@ -145,6 +150,22 @@ def test_a_second_batch_enters_the_pipeline_when_the_first_stage_is_free() -> No
     timeline = simulate(SERVICES["two stages each"], requests)
     stage_s = PIPELINE.prefill([Chunk(512)]).seconds
     np.testing.assert_allclose(timeline.prefill_end_s, [2 * stage_s, 3 * stage_s, 4 * stage_s])
+
+
+def test_batches_leave_a_pipeline_at_the_distance_of_its_slowest_stage() -> None:
+    requests = Requests(np.zeros(3), np.full(3, 512), np.ones(3, int))
+    ends_s = simulate(SERVICES["two stages that differ"], requests).prefill_end_s
+    stage_s = UNEVEN.prefill([Chunk(512)]).seconds
+    np.testing.assert_allclose(ends_s, [2 * stage_s, 3.3 * stage_s, 4.6 * stage_s])
+
+
+def test_micro_batches_take_turns_at_the_slowest_stage_and_one_alone_does_not_wait() -> None:
+    decode = Service((instance(Role.PREFILL, LineModel((0.0, 0.0))), instance(Role.DECODE, UNEVEN)))
+    alone, both = (
+        simulate(decode, Requests(np.zeros(count), np.full(count, 64), np.full(count, 200)))
+        for count in (1, 2)
+    )
+    np.testing.assert_allclose(both.tpot_s, 1.4 * alone.tpot_s[0], rtol=0.02)
 
 
 def test_unpulled_prompts_hold_prefill_back() -> None:
