@@ -5,7 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from daemon.config import DaemonConfig
 from daemon.errors import ConfigError
+from daemon.serve import target_of
 from daemon.targets import read_table, read_time_s
 from tests.daemon.test_prefill_times import POINTS, table
 
@@ -55,3 +57,13 @@ def test_a_table_without_times_is_refused(tmp_path: Path) -> None:
 def test_a_table_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match=r"/nowhere\.json: .*No such file"):
         read_table(Path("/nowhere.json"))
+
+
+def test_only_an_admission_by_target_has_one(tmp_path: Path) -> None:
+    (tmp_path / "table.json").write_bytes(msgspec.json.encode(table(*POINTS)))
+    config = DaemonConfig(admission="slo", ttft="200ms", profile=str(tmp_path / "table.json"))
+    target = target_of(config)
+    assert target is not None
+    assert (target.ttft_s, target.table) == (0.2, table(*POINTS))
+    searched = msgspec.structs.replace(config, admission="full", placement="auto")
+    assert target_of(searched) is None

@@ -4,9 +4,12 @@ Whatever is short, everybody who was let in is answered, the oldest first, and n
 behind; who is not let in is told at once.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import httpx
 import pytest
 
 from daemon.deadlines import TimeLimits
@@ -16,6 +19,7 @@ from daemon.text import Tokenizer
 from ipc.kv_layout import blocks_for
 from ipc.vocabulary import Role
 from tests.daemon.small_tokenizers import byte_level_json
+from tests.end_to_end.service import Service, eventually, serving
 from tests.end_to_end.test_control_plane import (
     DISAGGREGATED,
     TOPOLOGIES,
@@ -275,11 +279,33 @@ def test_by_target_as_many_are_let_in_as_will_be_in_time_and_more_when_told(
         except SloMissed as error:
             waits_s.append(error.retry_after_s)
     assert 1 < len(clients) < 10
-    assert all(0 < wait_s <= 3.0 for wait_s in waits_s)
+    assert waits_s == sorted(waits_s)
+    assert 0 < waits_s[0] <= 3.0
     town.settle()
     for client in clients:
         assert_answered(client)
     assert_answered(settled(town, town.ask(spec([1] * 20))))
+
+
+def test_a_real_service_holds_its_limits_and_tells_how_late_its_loop_is_A16(
+    tiny_llama: Path,
+) -> None:
+    """A microsecond is over before any worker can answer."""
+    flags = ("--dtype", "float32", "--kv-cache-gib", "0.02", "--request-timeout-s", "0.000001")
+    with serving(tiny_llama, *flags) as service:
+        body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True}
+        for stream in (False, True):
+            refused = httpx.post(f"{service.url}/v1/completions", json=body | {"stream": stream})
+            assert refused.status_code == 504
+            assert refused.json()["error"]["code"] == "deadline_exceeded"
+        eventually(lambda: service.is_all_free, 5, "blocks free after the time was up")
+        eventually(lambda: num_lags(service) > 0, 5, "the lag of its loop")
+
+
+def num_lags(service: Service) -> float:
+    text = httpx.get(f"{service.url}/metrics").text
+    found = re.search(r"^distserve_event_loop_lag_seconds_count (\S+)$", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
 
 
 def settled(town: Town, client: Client) -> Client:
