@@ -74,7 +74,8 @@ async def plan_completion(body: CompletionBody, model: ServedModel, max_output: 
     prompts = await _tokenise_all(body.prompts, model, special)
     echoes = _echoes(body.prompts, prompts, model.tokenizer) if body.echo else None
     prompt_logprobs = body.logprobs if body.echo else None
-    specs = [_spec(body, prompt, model, max_output, prompt_logprobs) for prompt in prompts]
+    room = _told_within(max_output, body, len(prompts))
+    specs = [_spec(body, prompt, model, room, prompt_logprobs) for prompt in prompts]
     if prompt_logprobs is not None:
         _check_scores(sum(map(len, prompts)) * body.num_choices * (1 + prompt_logprobs))
     return _call(Dialect.COMPLETION, body, specs, echoes)
@@ -89,7 +90,7 @@ async def plan_chat(body: ChatBody, model: ServedModel, max_output: MaxOutput) -
     model.check_name(body.model)
     try:
         prompt = await _chat_tokens(body, model)
-        spec = _spec(body, prompt, model, max_output, None)
+        spec = _spec(body, prompt, model, _told_within(max_output, body, 1), None)
     except PromptTooLong as error:
         error.param = "messages"
         raise
@@ -158,6 +159,14 @@ def _begin(tokenizer: Tokenizer) -> list[int]:
 async def _aside_if_long(num_chars: int, work: Callable[[], Result]) -> Result:
     """Long texts must not hold up the streams of everybody else."""
     return await asyncio.to_thread(work) if num_chars > _LONG_TEXT_CHARS else work()
+
+
+def _told_within(max_output: MaxOutput, body: CommonBody, num_prompts: int) -> MaxOutput:
+    """The same room, or less where that many log probabilities would be told of it."""
+    if body.num_logprobs is None:
+        return max_output
+    most = MAX_SCORES // (num_prompts * body.num_choices * (1 + body.num_logprobs))
+    return lambda num_prompt: min(max_output(num_prompt), most)
 
 
 def _check_scores(count: int) -> None:

@@ -14,6 +14,7 @@ import orjson
 from msgspec import Meta
 
 from daemon.errors import InvalidJson, InvalidRequest, UnsupportedParameter
+from daemon.frontend.quoting import quoted
 from daemon.frontend.unsupported import refuse_unsupported
 
 MAX_CHOICES = 16
@@ -273,4 +274,4 @@ def _explain(text: str) -> InvalidRequest:
     problem = problem[:1].lower() + problem[1:].replace("`", "").replace(" | null", "")
     problem = problem.replace("int, got float", "a whole number of at most 64 bits")
     where = f"'{path}'" if path else "The body"
-    return InvalidRequest(f"{where} is invalid: {problem[:200]}.", param=path or None)
+    return InvalidRequest(f"{where} is invalid: {quoted(problem, 200)}.", param=path or None)

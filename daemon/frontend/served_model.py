@@ -4,6 +4,7 @@ import msgspec
 
 from daemon.chat_template import ChatTemplate
 from daemon.errors import ModelNotFound
+from daemon.frontend.quoting import quoted
 from daemon.text import Tokenizer
 
 
@@ -36,6 +37,6 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
         """
         if name is not None and name != self.id:
             raise ModelNotFound(
-                f"The model '{name[:100]}' does not exist; this service offers '{self.id}'.",
+                f"The model '{quoted(name)}' does not exist; this service offers '{self.id}'.",
                 param="model",
             )

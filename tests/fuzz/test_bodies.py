@@ -106,7 +106,7 @@ def test_whoever_is_refused_is_told_so_by_the_clients_own_status(raw: bytes) -> 
     with pytest.raises(InvalidRequest) as refusal:
         read_body(raw, CompletionBody)
     assert refusal.value.status == 400
-    assert "\n" not in refusal.value.message
+    assert refusal.value.message.isprintable()
 
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: bomb[:8])

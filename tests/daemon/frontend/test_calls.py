@@ -327,6 +327,16 @@ async def test_an_answer_of_gigabytes_is_not_asked_for_by_a_small_request(
         await completion(model, prompt=[[5] * 200] * 30, **how)
 
 
+async def test_nor_by_tokens_that_each_tell_many_others_E20(model: ServedModel) -> None:
+    """Each entry takes some hundred bytes until the answer has left."""
+    roomy = msgspec.structs.replace(model, max_context=1 << 20)
+    how = {"prompt": [[5]] * 64, "n": 16, "max_tokens": 10**6}
+    for fields, most in (({"logprobs": 20}, 46), ({"logprobs": 0}, 976), ({}, 1000)):
+        body = read_body(json.dumps(how | fields).encode(), CompletionBody)
+        call = await plan_completion(body, roomy, lambda _: 1000)
+        assert {spec.sampling.max_tokens for spec in call.specs} == {most}
+
+
 async def test_a_templates_own_variables_cannot_be_replaced_by_a_client(
     model: ServedModel,
 ) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from daemon.errors import InvalidJson, InvalidRequest
+from daemon.errors import InvalidJson, InvalidRequest, ServeError
 from daemon.frontend.schema import ChatBody, CommonBody, CompletionBody, read_body
 from daemon.frontend.served_model import ServedModel
 from tests.daemon.frontend.planned_calls import USER, chat, completion, spec_of
@@ -241,6 +241,16 @@ async def test_the_newer_name_of_the_length_counts_on_both_endpoints(model: Serv
     assert (await spec_of(model, max_completion_tokens=5)).sampling.max_tokens == 5
     both = await spec_of(model, max_tokens=3, max_completion_tokens=5)
     assert both.sampling.max_tokens == 5
+
+
+@pytest.mark.parametrize("word", ["a\nb", "\x1b[2J", "\u2028", "\x00"])
+async def test_an_error_repeats_nothing_that_is_not_printable(
+    model: ServedModel, word: str
+) -> None:
+    for fields in ({"model": word}, {"messages": [{"role": word, "content": "a"}]}):
+        with pytest.raises(ServeError) as refusal:
+            await chat(model, **fields)
+        assert refusal.value.message.isprintable()
 
 
 async def test_an_error_never_repeats_a_long_input(model: ServedModel) -> None:
