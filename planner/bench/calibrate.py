@@ -8,6 +8,8 @@ then predicted with them.
 """
 
 import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -16,12 +18,12 @@ import numpy as np
 from ipc.vocabulary import Role
 from planner.bench.live_run import LiveRun
 from planner.errors import BenchError
-from planner.latency.interface import Chunk, LatencyModel
+from planner.latency.interface import Chunk, LatencyModel, decode_pace
 from planner.latency.scaled import ScaledLatency
 from planner.simulator.run import simulate
 from planner.simulator.service import InstanceModel, Service
 from planner.simulator.timeline import Timeline
-from planner.workload.requests import Floats
+from planner.workload.requests import Bools, Floats
 
 MIN_REQUESTS = 50
 HANDOVER_ROUNDS = 3  # each shifts where in a step the hand-overs arrive a little
@@ -82,7 +84,7 @@ def calibrate(run: LiveRun, service: Service) -> Calibration:
     scaled = Calibration(
         prefill_scale=prefill_scale,
         prefill_step_s=prefill_step_s,
-        decode_scale=_decode_scale(live, _model(service, Role.DECODE), _num_decodes(service)),
+        decode_scale=_decode_scale(live, service),
         arrival_s=_arrival_s(live),
         num_requests=len(live),
     )
@@ -97,8 +99,20 @@ def _model(service: Service, role: Role) -> LatencyModel:
     return next(i.latency for i in service.instances if i.role in (role, Role.MIXED))
 
 
-def _num_decodes(service: Service) -> int:
-    return sum(instance.role.decodes for instance in service.instances)
+def _num_lanes(service: Service) -> int:
+    """Batches that decode beside each other: a pipeline has one for each of its stages."""
+    return sum(i.latency.num_stages for i in service.instances if i.role.decodes)
+
+
+def _pauses(live: Timeline, service: Service) -> list[tuple[float, float]]:
+    """When nobody decodes since the only worker computes whole prompts."""
+    (first, *others) = service.instances
+    if others or first.chunk_tokens is not None or first.latency.num_stages > 1:
+        return []
+    return [
+        (float(live.prefill_start_s[batch[0]]), float(live.prefill_end_s[batch[0]]))
+        for batch in prefill_batches(live)
+    ]
 
 
 def _prefill_line(live: Timeline, model: LatencyModel) -> tuple[float, float]:
@@ -136,30 +150,45 @@ def prefill_batches(live: Timeline) -> list[list[int]]:
     return batches
 
 
-def _decode_scale(live: Timeline, model: LatencyModel, num_instances: int) -> float:
+def _decode_scale(live: Timeline, service: Service) -> float:
     """Live over profiled seconds of a decode step.
 
-    Between two events (a join, a leave) the batch is what it is. Were steps as profiled, a
+    Between two events (a join, a leave, a pause) the batch is what it is. Were steps as profiled, a
     sequence would take `elapsed / step` of them there; the sum over all its intervals, divided by
     the steps that it did take, says how much longer a step was.
     """
+    model, num_lanes = _model(service, Role.DECODE), _num_lanes(service)
+    pauses = _pauses(live, service)
     decoded = live.requests.output_tokens > 1
     starts, ends = live.decode_start_s[decoded], live.last_token_s[decoded]
     prompts = live.requests.input_tokens[decoded]
     steps = live.requests.output_tokens[decoded] - 1
-    instants = np.unique(np.concatenate([starts, ends]))
+    edges = np.array(pauses).reshape(-1)
+    instants = np.unique(np.concatenate([starts, ends, edges]))
+    is_paused = _within(instants[:-1], pauses)
     would_be = 0.0
-    for begin_s, end_s in itertools.pairwise(instants.tolist()):
+    for number, (begin_s, end_s) in enumerate(itertools.pairwise(instants.tolist())):
+        if is_paused[number]:
+            continue
         inside = (starts <= begin_s) & (ends >= end_s)
         if not (batch := int(inside.sum())):
             continue
         done = (begin_s - starts[inside]) / (ends - starts)[inside] * steps[inside]
         context = float((prompts[inside] + done + 1).sum())
-        each = max(1, round(batch / num_instances))
+        each = max(1, round(batch / num_lanes))
         line = model.decode(each, context * each / batch)
+        num_busy = min(model.num_stages, math.ceil(batch / each))
         step_s = model.num_stages * line.seconds(context * each / batch)
+        step_s *= decode_pace(model, num_busy)
         would_be += batch * (end_s - begin_s) / step_s
     return would_be / float(steps.sum())
+
+
+def _within(instants_s: Floats, pauses: Sequence[tuple[float, float]]) -> Bools:
+    """For each instant whether it lies in a pause; pauses do not overlap."""
+    begins_s, ends_s = (np.sort([pause[end] for pause in pauses]) for end in (0, 1))
+    begun, ended = (np.searchsorted(s, instants_s, "right") for s in (begins_s, ends_s))
+    return np.asarray(begun > ended)
 
 
 def _arrival_s(live: Timeline) -> float:

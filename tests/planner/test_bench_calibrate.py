@@ -7,12 +7,14 @@ from ipc.vocabulary import Role
 from planner.bench.calibrate import Calibration, calibrate
 from planner.bench.live_run import LiveRun
 from planner.errors import BenchError
+from planner.latency.interface import Slowest
 from planner.simulator.run import simulate
 from planner.simulator.service import Service
 from planner.simulator.timeline import Timeline
-from tests.planner.line_model import chat, instance
+from tests.planner.line_model import LineModel, chat, instance
 
 SERVICE = Service((instance(Role.PREFILL), instance(Role.DECODE)))
+TWO_STAGES = LineModel(num_stages=2, slowest=Slowest(prefill=1.3, decode=1.4))
 
 
 def as_live(timeline: Timeline) -> LiveRun:
@@ -49,6 +51,24 @@ def test_hidden_corrections_are_found(truth: Calibration) -> None:
     assert found.arrival_s == pytest.approx(truth.arrival_s, abs=2e-4)
     assert found.handover_s == pytest.approx(truth.handover_s, abs=2e-3)
     assert found.num_requests == 300
+
+
+@pytest.mark.parametrize(
+    "service",
+    [
+        Service((instance(Role.MIXED),)),
+        Service((instance(Role.PREFILL, TWO_STAGES), instance(Role.DECODE, TWO_STAGES))),
+    ],
+    ids=["one colocated instance", "pipelines of unequal stages"],
+)
+def test_waits_for_prompts_and_for_other_micro_batches_are_no_slower_steps(
+    service: Service,
+) -> None:
+    truth = Calibration(1.12, 1.3)
+    live = as_live(simulate(truth.apply(service), chat(300, rate=3.0)))
+    found = calibrate(live, service)
+    assert found.prefill_scale == pytest.approx(1.12, rel=0.02)
+    assert found.decode_scale == pytest.approx(1.3, rel=0.05)
 
 
 def test_what_was_found_on_one_run_predicts_another_one() -> None:
