@@ -252,13 +252,14 @@ class MixedInstance(DecodePool):
     def computed(self, lane: MixedLane, turns: list[Turn[Passage]], now_s: float) -> list[Passage]:
         """A lane's step of prompts alone is over. Returns those that are done; others wait again,
         for a lane that is idle or for this one."""
+        done = [ticket.subject for ticket, _ in turns if not ticket.prompt.num_tokens]
         for ticket, _ in turns:
             if ticket.prompt.num_tokens:
                 self.queue.rejoin(ticket)
                 idle = [other for other in self.lanes if other is not lane and other.is_idle]
                 if idle:
                     idle[0].plan(now_s)
-        return [ticket.subject for ticket, _ in turns if not ticket.prompt.num_tokens]
+        return done
 
     def next_one(self, now_s: float) -> _Started | None:
         """The head of the queue, if it has room."""
