@@ -90,7 +90,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         """Until all prompts ahead have been prefilled."""
         if self.times is None:
             return None
-        return sum(map(self.times.queued_s, self.ahead))
+        return self.times.queued_s(self.ahead)
 
     @property
     def pace_s(self) -> float | None:
@@ -163,7 +163,7 @@ class Admission:
     ) -> None:
         if line.times is None or not (wait_s := line.wait_s):
             return
-        own_s = sum(map(line.times.queued_s, prompts[:-1])) + line.times.alone_s(prompts[-1])
+        own_s = line.times.queued_s(prompts[:-1]) + line.times.alone_s(prompts[-1])
         late_s = wait_s + own_s - ttft_s
         if late_s > 0:
             raise SloMissed(

@@ -6,7 +6,7 @@ nothing is known yet, it is said so by None, and nobody is refused on a guess.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from itertools import accumulate
 from typing import Protocol
@@ -20,10 +20,10 @@ MIN_STEPS = 8
 
 
 class PrefillTimes(Protocol):
-    """What one prompt costs its instance, in seconds."""
+    """What prompts cost their instance, in seconds. Asked with every request, of long queues."""
 
-    def queued_s(self, num_tokens: int) -> float:
-        """Among others that wait, packed with them: its share of the instance's time."""
+    def queued_s(self, prompts: Collection[int]) -> float:
+        """All that wait, packed together; by the tokens of each."""
         ...
 
     def alone_s(self, num_tokens: int) -> float:
@@ -89,8 +89,8 @@ class StepTimes:
             self._token_s = _weighed_median((s.token_s, s.num_tokens) for s in self._steps)
         return self._token_s
 
-    def queued_s(self, num_tokens: int) -> float:
-        return self.token_s * num_tokens
+    def queued_s(self, prompts: Collection[int]) -> float:
+        return self.token_s * sum(prompts)
 
     def alone_s(self, num_tokens: int) -> float:
         return self.token_s * num_tokens
@@ -110,8 +110,11 @@ class TableTimes:
             alone_ms[length] = min(point.ms, alone_ms.get(length, point.ms))
         shortest = min(alone_ms)
         self._alone = _Line({0: alone_ms[shortest]} | alone_ms)
-        self._packed = _Line({0: 0.0} | _never_falling(packed_ms))
-        self.queued_s = lru_cache(maxsize=4096)(self._packed.seconds)  # a queue repeats lengths
+        packed = _Line({0: 0.0} | _never_falling(packed_ms))
+        self._packed_s = lru_cache(maxsize=4096)(packed.seconds)  # queues repeat lengths
+
+    def queued_s(self, prompts: Collection[int]) -> float:
+        return sum(map(self._packed_s, prompts))
 
     def alone_s(self, num_tokens: int) -> float:
         return self._alone.seconds(num_tokens)

@@ -20,10 +20,10 @@ from daemon import http_server, listen_fds, planning, signals, worker_link
 from daemon.admin_console import AdminConsole
 from daemon.admission import Capacity
 from daemon.chat_template import ChatTemplate
-from daemon.config import AUTO, SLO, DaemonConfig, model_context
+from daemon.config import AUTO, DaemonConfig, model_context
 from daemon.controller import Controller
 from daemon.deadlines import TimeLimits
-from daemon.door import Door, Target
+from daemon.door import Door
 from daemon.errors import AlreadyRunning, ConfigError, Draining, ExitError, StoppedEarly
 from daemon.feasibility import check_placement
 from daemon.frontend.app import build_app
@@ -47,7 +47,7 @@ from daemon.sd_notify import Notifier
 from daemon.segment_host import SegmentHost
 from daemon.service_report import ServiceReport, Stage, status_line
 from daemon.supervisor import Supervisor
-from daemon.targets import read_table, read_time_s
+from daemon.targets import target_of
 from daemon.text import Tokenizer
 from daemon.worker_configs import WorkerConfigs
 from ipc.run_dir import RunDir, RunDirBusy, RunDirUnusable, default_run_dir, owned
@@ -292,14 +292,6 @@ class Daemon:
         if self._host is not None:
             await self._host.stop()
         logger.info("stopped")
-
-
-def target_of(config: DaemonConfig) -> Target | None:
-    """What admission is to hold, if anything. Raises ConfigError."""
-    if config.admission != SLO or config.ttft is None:
-        return None
-    table = read_table(Path(config.profile)) if config.profile else None
-    return Target(ttft_s=read_time_s(config.ttft, "ttft"), table=table)
 
 
 def load_model(config: DaemonConfig) -> ServedModel:

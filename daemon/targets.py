@@ -10,11 +10,26 @@ from pathlib import Path
 import msgspec
 import orjson
 
+from daemon.config import SLO, DaemonConfig
+from daemon.door import Target
 from daemon.errors import ConfigError
 from ipc.profile_table import TABLE_VERSION, ProfileTable
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
 _MAX_S = 1e7
+
+
+def target_of(config: DaemonConfig) -> Target | None:
+    """What admission is to hold, if anything. Raises ConfigError."""
+    if config.admission != SLO or config.ttft is None:
+        return None
+    table = read_table(Path(config.profile)) if config.profile else None
+    if table is not None and table.dtype is not config.dtype:
+        raise ConfigError(
+            f"{config.profile} was measured in {table.dtype}, this service computes in "
+            f"{config.dtype}: measure again by `distserve profile --dtype {config.dtype}`"
+        )
+    return Target(ttft_s=read_time_s(config.ttft, "ttft"), table=table)
 
 
 def read_time_s(text: str, key: str) -> float:

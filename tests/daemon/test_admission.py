@@ -1,5 +1,7 @@
 """Who is let in: by facts, without a clock."""
 
+from collections.abc import Collection
+
 import pytest
 
 from daemon.admission import Admission, Capacity, Line
@@ -12,8 +14,8 @@ from ipc.vocabulary import DType, SamplingParams
 class Times:
     """A hundred tokens a second in a queue; a step of one's own takes half a second more."""
 
-    def queued_s(self, num_tokens: int) -> float:
-        return num_tokens / 100
+    def queued_s(self, prompts: Collection[int]) -> float:
+        return sum(prompts) / 100
 
     def alone_s(self, num_tokens: int) -> float:
         return 0.5 + num_tokens / 100

@@ -42,7 +42,7 @@ def test_nothing_is_known_before_some_steps_have_run() -> None:
         book.steps_of("p0").saw(100, float(step), step + 1.0, has_more=True)
     times = book.of("p0", one)
     assert times is not None
-    assert times.queued_s(200) == times.alone_s(200) == pytest.approx(2.0)
+    assert times.queued_s([200]) == times.alone_s(200) == pytest.approx(2.0)
     assert book.of("p1", one) is None
 
 
@@ -95,15 +95,15 @@ def test_between_measured_lengths_a_table_is_interpolated_and_goes_on_beyond(
 
 def test_prompts_that_wait_cost_their_share_of_a_packed_step() -> None:
     times = TableTimes(table(*POINTS))
-    assert times.queued_s(32) == pytest.approx(0.010)
-    assert times.queued_s(16) == pytest.approx(0.010)  # was only measured alone
-    assert times.queued_s(8) == pytest.approx(0.005)
-    assert times.queued_s(512) == pytest.approx(0.2)
+    assert times.queued_s([32]) == pytest.approx(0.010)
+    assert times.queued_s([16]) == pytest.approx(0.010)  # was only measured alone
+    assert times.queued_s([8]) == pytest.approx(0.005)
+    assert times.queued_s([512, 8, 32]) == pytest.approx(0.215)
 
 
 def test_the_stages_of_a_pipeline_work_at_the_same_time() -> None:
     times = TableTimes(table(*POINTS, pp=2))
-    assert times.queued_s(512) == pytest.approx(0.1)
+    assert times.queued_s([512]) == pytest.approx(0.1)
     assert times.alone_s(512) == pytest.approx(0.2)
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from daemon.config import DaemonConfig
 from daemon.errors import ConfigError
-from daemon.serve import target_of
-from daemon.targets import read_table, read_time_s
+from daemon.targets import read_table, read_time_s, target_of
+from ipc.vocabulary import DType
 from tests.daemon.test_prefill_times import POINTS, table
 
 
@@ -61,9 +61,13 @@ def test_a_table_that_is_not_there_is_named() -> None:
 
 def test_only_an_admission_by_target_has_one(tmp_path: Path) -> None:
     (tmp_path / "table.json").write_bytes(msgspec.json.encode(table(*POINTS)))
-    config = DaemonConfig(admission="slo", ttft="200ms", profile=str(tmp_path / "table.json"))
+    config = DaemonConfig(
+        admission="slo", ttft="200ms", profile=str(tmp_path / "table.json"), dtype=DType.FP32
+    )
     target = target_of(config)
     assert target is not None
     assert (target.ttft_s, target.table) == (0.2, table(*POINTS))
     searched = msgspec.structs.replace(config, admission="full", placement="auto")
     assert target_of(searched) is None
+    with pytest.raises(ConfigError, match="was measured in float32, this service computes in bfl"):
+        target_of(msgspec.structs.replace(config, dtype=DType.BF16))
