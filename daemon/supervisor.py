@@ -2,7 +2,8 @@
 
 One task per instance. An instance lives and dies as a unit: when one of its processes ends, the
 others are killed and reaped, and only then is it announced down and started again, as a new
-epoch. Instances are replaced, added and removed on request too. Who may pull learns of the pools when they come up and forgets them when they go down.
+epoch. Who may pull learns of the pools when they come up and forgets them when they go down.
+Instances are replaced, added and removed on request too.
 """
 
 import asyncio
@@ -63,6 +64,20 @@ class Supervisor:
         self.wards = {spec.name: Ward(spec) for spec in configs.own_instances}
         self.on_change: Callable[[], None] = lambda: None
         self._house: asyncio.TaskGroup | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    async def changed(self) -> None:
+        """Wait until an instance moves: comes up, goes down, gets on with loading, leaves."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _has_changed(self) -> None:
+        self.on_change()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def run(self) -> None:
         """Keep all instances alive until `stop`, those that are added later too.
@@ -113,7 +128,7 @@ class Supervisor:
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
         if ward.is_leaving:
             del self.wards[ward.spec.name]
-            self.on_change()
+            self._has_changed()
 
     async def stop(self) -> None:
         """Let every worker leave, kill what stays; `keep` reaps them and returns."""
@@ -151,7 +166,7 @@ class Supervisor:
         if life is None:
             return
         life.on_event(worker, event)
-        self.on_change()
+        self._has_changed()
 
     def on_broken_link(self, worker: WorkerName, epoch: int, reason: str) -> None:
         """A stream that lost a message can never be trusted again."""
@@ -168,7 +183,7 @@ class Supervisor:
             ward.waits_for = self._neighbours.trouble(ward.spec)
             if ward.waits_for is None:
                 return True
-            self.on_change()
+            self._has_changed()
             await self._first_of(ward, self._neighbours.until_joined(ward.spec))
         return False
 
@@ -222,7 +237,7 @@ class Supervisor:
         ward.last_exit = reason
         ward.restarts += 1
         self._metrics.restarted(ward.spec.name)
-        self.on_change()
+        self._has_changed()
 
     async def _pause(self, ward: Ward, seconds: float) -> None:
         """Wait before the next start."""
@@ -279,7 +294,7 @@ class Supervisor:
             Instance(life.spec.name, life.epoch, life.spec.role, ready.layout, send, spec=life.spec)
         )
         self._has_served = self._has_served or self._controller.instances.can_serve
-        self.on_change()
+        self._has_changed()
 
     def _announce_down(self, life: Incarnation, reason: str) -> None:
         self._metrics.instance_down(life.spec, life.ready[life.leader].kernels)
@@ -288,7 +303,7 @@ class Supervisor:
                 if may_pull(life.spec, peer.spec):  # its other ranks hear it from their leader
                     self._tell(peer, peer.leader, PeerDown(life.spec.name, life.epoch))
         self._controller.instance_down(life.spec.name, life.epoch, reason)
-        self.on_change()
+        self._has_changed()
 
     def _tell(self, life: Incarnation, name: WorkerName, command: Command) -> None:
         try:

@@ -90,10 +90,12 @@ class OverheardLink(DaemonSocket):
         super().__init__(*how)
         self.sent: list[tuple[WorkerName, Command]] = []
         self.has_sent = asyncio.Event()
+        self.on_sent: Callable[[int, Command], None] = lambda epoch, command: None
 
     def send(self, worker: WorkerName, epoch: int, command: Command) -> None:
         self.sent.append((worker, command))
         self.has_sent.set()
+        self.on_sent(epoch, command)
 
 
 class Stage:
@@ -109,22 +111,25 @@ class Stage:
     ) -> None:
         self.link = link
         self.metrics = Metrics("test")
-        self.controller = Controller(tokenizer, self.metrics, Door(Capacity(64), max_queued=8))
+        self.capacity = Capacity(64)
+        self.controller = Controller(tokenizer, self.metrics, Door(self.capacity, max_queued=8))
         self.run_dir = Path(link.endpoint.removeprefix("ipc://")).parent
         self.started: asyncio.Queue[PlayedProcess] = asyncio.Queue()
         self.spawn_errors: list[OSError | None] = []  # of the next starts
         self.may_start = asyncio.Event()
         self.may_start.set()
         self._pids = count(4711)
+        self.config = config
+        self.configs = WorkerConfigs(
+            config,
+            placement or counted_out(config),
+            endpoint=link.endpoint,
+            meeting_points=MeetingPoints(self.run_dir, "127.0.0.1"),
+            max_context_tokens=64,
+            num_token_ids=256,
+        )
         self.supervisor = Supervisor(
-            WorkerConfigs(
-                config,
-                placement or counted_out(config),
-                endpoint=link.endpoint,
-                meeting_points=MeetingPoints(self.run_dir, "127.0.0.1"),
-                max_context_tokens=64,
-                num_token_ids=256,
-            ),
+            self.configs,
             link,
             self.controller,
             self.metrics,

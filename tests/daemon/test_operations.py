@@ -1,0 +1,230 @@
+"""Restarting, adding and removing instances of a running node, and taking over a placement."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from daemon.generation import GenerationSpec
+from daemon.model_sizes import ModelOutline
+from daemon.operations import OperationRefused, Operations, Parts
+from ipc.messages import Command, Exit, Prefill
+from ipc.vocabulary import Parallelism, Placement, Role, SamplingParams
+from tests.daemon.stage import MODEL, MakeStage, PlayedProcess, Stage
+
+ALONE = Parallelism()
+OUTLINE = ModelOutline(sizes=MODEL, head_dim=1, num_weights=100)
+
+
+class Town:
+    """A stage whose processes become ready by themselves and leave when they are told to."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.processes: list[PlayedProcess] = []
+        self.may_be_ready = True
+        stage.link.on_sent = self._sent
+        self.operations = Operations(
+            Parts(
+                stage.config,
+                OUTLINE,
+                stage.controller,
+                stage.supervisor,
+                stage.configs,
+                stage.capacity,
+            )
+        )
+
+    def _sent(self, epoch: int, command: Command) -> None:
+        for process in self.processes:
+            if isinstance(command, Exit) and process.config.epoch == epoch:
+                process.end("exit code 0")
+
+    async def play(self) -> None:
+        while True:
+            process = await self.stage.started.get()
+            self.processes.append(process)
+            if self.may_be_ready:
+                self.stage.say_ready(process)
+            else:
+                process.end("exit code 1")
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.stage.supervisor.wards)
+
+    def epoch(self, name: str) -> int:
+        life = self.stage.supervisor.wards[name].life
+        assert life is not None
+        return life.epoch
+
+
+@asynccontextmanager
+async def town_of(make_stage: MakeStage, **counts: int) -> AsyncIterator[Town]:
+    town = Town(await make_stage(**counts))
+    stage = town.stage
+    async with asyncio.TaskGroup() as house:
+        running = house.create_task(stage.supervisor.run())
+        playing = house.create_task(town.play())
+        wards = stage.supervisor.wards.values()
+        while not all(ward.is_ready for ward in wards):
+            await stage.supervisor.changed()
+        try:
+            yield town
+        finally:
+            await stage.supervisor.stop()
+            await running
+            playing.cancel()
+
+
+async def test_a_restart_replaces_an_instance_and_is_no_fault_of_its(
+    make_stage: MakeStage,
+) -> None:
+    async with town_of(make_stage, prefill=1, decode=1) as town:
+        before = town.epoch("decode-0")
+        await town.operations.restart("decode-0", 1.0)
+        ward = town.stage.supervisor.wards["decode-0"]
+        assert town.epoch("decode-0") != before
+        assert (ward.is_ready, ward.restarts, ward.last_exit) == (True, 0, None)
+        assert town.stage.controller.instances.promised == set()
+
+
+async def test_requests_that_come_during_a_restart_wait_for_its_end(
+    make_stage: MakeStage,
+) -> None:
+    async with town_of(make_stage, mixed=1) as town:
+        town.stage.may_start.clear()
+        restarting = asyncio.ensure_future(town.operations.restart("mixed-0", 1.0))
+        while town.stage.controller.instances.get("mixed-0") is not None:
+            await town.stage.supervisor.changed()
+        spec = GenerationSpec(prompt=(1, 2), sampling=SamplingParams(max_tokens=4, seed=1))
+        with town.stage.controller.submit([spec]) as call:
+            town.stage.may_start.set()
+            await restarting
+            assert [c.prompt for _, c in town.stage.link.sent if isinstance(c, Prefill)] == [(1, 2)]
+            assert not call.requests[0].is_ended
+
+
+async def test_what_is_left_at_the_deadline_of_a_restart_goes_on_with_the_successor(
+    make_stage: MakeStage,
+) -> None:
+    async with town_of(make_stage, mixed=1) as town:
+        spec = GenerationSpec(prompt=(1, 2), sampling=SamplingParams(max_tokens=4, seed=1))
+        with town.stage.controller.submit([spec]) as call:
+            await town.operations.restart("mixed-0", 0.05)
+            prefills = [c.prompt for _, c in town.stage.link.sent if isinstance(c, Prefill)]
+            assert prefills == [(1, 2), (1, 2)]
+            assert not call.requests[0].is_ended
+
+
+async def test_an_instance_that_does_not_come_back_is_told(make_stage: MakeStage) -> None:
+    async with town_of(make_stage, prefill=1, decode=1) as town:
+        town.may_be_ready = False
+        with pytest.raises(OperationRefused, match="decode-0 did not come back at once: exit code"):
+            await town.operations.restart("decode-0", 1.0)
+        town.may_be_ready = True
+        ward = town.stage.supervisor.wards["decode-0"]
+        while not ward.is_ready:
+            await town.stage.supervisor.changed()
+
+
+async def test_an_instance_is_added_on_free_devices_and_removed_again(
+    make_stage: MakeStage,
+) -> None:
+    async with town_of(make_stage, prefill=1, decode=1) as town:
+        assert await town.operations.add(Role.DECODE, Parallelism(2, 2)) == "decode-1"
+        (spec,) = [s for s in town.stage.configs.own_instances if s.name == "decode-1"]
+        assert [segment.devices for segment in spec.segments] == [(2, 3), (4, 5)]
+        assert town.stage.supervisor.wards["decode-1"].is_ready
+        await town.operations.remove("decode-1", 1.0)
+        assert town.names == ["prefill-0", "decode-0"]
+        assert [s.name for s in town.stage.configs.own_instances] == town.names
+        assert await town.operations.add(Role.DECODE, ALONE) == "decode-1"
+
+
+async def test_an_instance_that_cannot_be_started_is_not_kept(make_stage: MakeStage) -> None:
+    async with town_of(make_stage, prefill=1, decode=1) as town:
+        town.may_be_ready = False
+        with pytest.raises(OperationRefused, match="decode-1 could not be started: exit code 1"):
+            await town.operations.add(Role.DECODE, ALONE)
+        assert town.names == ["prefill-0", "decode-0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("decode-0", "nobody would be left to decode"),
+        ("prefill-0", "nobody would be left to prefill"),
+        ("decode-7", "there is no instance 'decode-7'; there are: prefill-0, decode-0"),
+    ],
+)
+async def test_what_cannot_be_removed_is_refused_and_stays(
+    make_stage: MakeStage, name: str, why: str
+) -> None:
+    async with town_of(make_stage, prefill=1, decode=1) as town:
+        with pytest.raises(OperationRefused, match=why):
+            await town.operations.remove(name, 1.0)
+        with pytest.raises(OperationRefused, match=why):
+            town.operations.dry_run_remove(name)
+        assert town.names == ["prefill-0", "decode-0"]
+
+
+async def test_a_shape_that_the_model_does_not_allow_is_refused(make_stage: MakeStage) -> None:
+    async with town_of(make_stage, prefill=1, decode=1) as town:
+        with pytest.raises(OperationRefused, match=r"decode-1 cannot run: .*3"):
+            await town.operations.add(Role.DECODE, Parallelism(3, 1))
+
+
+async def test_another_operation_is_refused_while_one_is_under_way(make_stage: MakeStage) -> None:
+    async with town_of(make_stage, prefill=1, decode=1) as town:
+        town.stage.may_start.clear()
+        restarting = asyncio.ensure_future(town.operations.restart("decode-0", 1.0))
+        await town.stage.supervisor.changed()
+        with pytest.raises(OperationRefused, match="is under way: restart decode-0"):
+            await town.operations.restart("prefill-0", 1.0)
+        town.stage.may_start.set()
+        await restarting
+
+
+async def test_a_placement_is_taken_over_with_what_stays_left_alone(
+    make_stage: MakeStage,
+) -> None:
+    async with town_of(make_stage, prefill=1, decode=2) as town:
+        prefill, decode, _ = town.stage.configs.placement.instances
+        kept = {name: town.epoch(name) for name in ("prefill-0", "decode-0")}
+        wider = msgspec.structs.replace(decode, name="wide", parallelism=Parallelism(2, 1))
+        segment = msgspec.structs.replace(decode.segments[0], devices=(2, 3))
+        wider = msgspec.structs.replace(wider, segments=(segment,))
+        placement = Placement(version=1, instances=(prefill, decode, wider))
+        assert town.operations.change_to(placement).sentences == [
+            "keep prefill-0, decode-0",
+            "drain and remove decode-1",
+            "start wide, tp 2, pp 1",
+        ]
+        await town.operations.apply(placement, 1.0)
+        assert town.names == ["prefill-0", "decode-0", "wide"]
+        assert {name: town.epoch(name) for name in kept} == kept
+        assert town.stage.supervisor.wards["wide"].is_ready
+        assert town.operations.change_to(placement).sentences == ["keep prefill-0, decode-0, wide"]
+
+
+async def test_a_placement_that_nobody_could_decode_in_is_refused(make_stage: MakeStage) -> None:
+    async with town_of(make_stage, prefill=1, decode=1) as town:
+        placement = Placement(version=1, instances=town.stage.configs.placement.instances[:1])
+        with pytest.raises(OperationRefused, match="nobody would be left to decode"):
+            await town.operations.apply(placement, 1.0)
+        assert town.names == ["prefill-0", "decode-0"]
+
+
+async def test_a_removal_cuts_the_wait_between_two_lives_short(make_stage: MakeStage) -> None:
+    async with town_of(make_stage, prefill=1, decode=2) as town:
+        town.may_be_ready = False
+        town.processes[-1].end("killed by SIGKILL")
+        ward = town.stage.supervisor.wards["decode-1"]
+        while ward.restarts < 3:  # the next wait is two seconds long
+            await town.stage.supervisor.changed()
+        async with asyncio.timeout(1.0):
+            await town.operations.remove("decode-1", 1.0)
+        assert town.names == ["prefill-0", "decode-0"]
