@@ -140,7 +140,7 @@ def _serve_parser() -> argparse.ArgumentParser:
 
     def option(name: str, text: str, **how: Any) -> None:
         default = getattr(defaults, name.replace("-", "_"))
-        told = "" if default in (None, {}) else f" (default {default})"
+        told = "" if default in (None, {}, ()) else f" (default {default})"
         parser.add_argument(f"--{name}", help=text + told, **how)
 
     option("model", "local Hugging Face directory", metavar="DIR")

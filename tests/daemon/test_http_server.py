@@ -1,11 +1,13 @@
 """The listener: bound early, named by its real port, without Nagle's delay."""
 
 import asyncio
+import resource
 import socket
 
 import pytest
 
 from daemon import http_server
+from daemon.config import read_config
 from daemon.errors import AlreadyRunning, ConfigError
 
 
@@ -40,3 +42,45 @@ def test_an_address_that_is_not_ours_is_a_configuration_error() -> None:
 def test_the_real_port_is_told_where_any_was_asked_for() -> None:
     with http_server.bind("127.0.0.1", 0) as listener:
         assert http_server.url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_the_limit_on_open_files_is_raised_as_far_as_allowed() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = min(512, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+    try:
+        limit = http_server.raise_descriptor_limit()
+        assert limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert limit == min(hard, http_server.MAX_DESCRIPTORS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_connections_without_descriptors_are_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="max_connections is 1000000000, but the limit on open"):
+        http_server.book_of(10**9, None)
+
+
+@pytest.mark.parametrize(("per_peer", "admitted"), [(None, 6), (2, 2), (8, 8)])
+def test_one_peer_may_have_three_quarters_of_the_connections_or_as_configured(
+    per_peer: int | None, admitted: int
+) -> None:
+    book = http_server.book_of(8, per_peer)
+    assert sum(book.admit(NoConnection(), "peer") for _ in range(10)) == admitted
+
+
+class NoConnection:
+    """Takes a place."""
+
+    def leave(self) -> None: ...
+
+
+@pytest.mark.parametrize("origins", [["https://a.example", "http://localhost:3000"], ["*"]])
+def test_origins_are_configured(origins: list[str]) -> None:
+    assert read_config(None, {"cors_origins": origins}).cors_origins == tuple(origins)
+
+
+@pytest.mark.parametrize("origin", ["a.example", "https://a.example/", "https://a b", "", "null"])
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match="cors_origins: .* is none; an origin is"):
+        read_config(None, {"cors_origins": [origin]})
