@@ -35,7 +35,8 @@ class Ending(StrEnum):
     ANSWERED = auto()
     LEFT = auto()  # by the client
     ERROR = auto()  # told by the service
-    CUT = auto()  # the connection broke
+    CUT = auto()  # the connection broke in the middle
+    REFUSED = auto()  # nobody was there to take it
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -75,7 +76,7 @@ class Ask(msgspec.Struct, frozen=True):
             try:
                 outcome = self._once(client, began_s)
             except httpx.TransportError as error:
-                return Outcome(Ending.CUT, None, time.monotonic() - began_s, repr(error))
+                return Outcome(Ending.REFUSED, None, time.monotonic() - began_s, repr(error))
             if outcome is not None:
                 return outcome
             assert time.monotonic() < began_s + DOOR_S, "the service takes nothing any more"
@@ -85,9 +86,12 @@ class Ask(msgspec.Struct, frozen=True):
         with client.stream("POST", "/v1/completions", json=self.body) as response:
             if response.status_code in (429, 503):
                 return None
-            if self.streams and response.status_code == 200:
-                return self._read_stream(response, began_s)
-            content = json.loads(response.read())
+            try:
+                if self.streams and response.status_code == 200:
+                    return self._read_stream(response, began_s)
+                content = json.loads(response.read())
+            except httpx.TransportError as error:
+                return Outcome(Ending.CUT, None, time.monotonic() - began_s, repr(error))
         seconds = time.monotonic() - began_s
         if response.status_code != 200:
             return Outcome(Ending.ERROR, None, seconds, str(content["error"]))

@@ -9,11 +9,12 @@ import time
 from enum import StrEnum, auto
 from pathlib import Path
 
-from tests.end_to_end.service import Service
+from tests.end_to_end.service import Service, eventually
 
 PAUSE_S = 1.0
 SLOW_S, SLOW_CYCLE_S, SLOWNESS = 3.0, 0.1, 10
-BARREN_S = 2.0
+PEER_BACK_S = 60.0
+DAEMON = "daemon"
 KILLED_BY = {"sigkill": signal.SIGKILL, "sigterm": signal.SIGTERM}
 
 
@@ -45,7 +46,9 @@ class Attack(StrEnum):
 
 
 def pid_of(service: Service, instance: str) -> int:
-    """The newest leader of an instance, as the log tells it."""
+    """The daemon, or the newest leader of an instance, as the log tells it."""
+    if instance == DAEMON:
+        return service.process.pid
     started = re.compile(rf"{re.escape(instance)}/0\.0 started, process (\d+)")
     return int(next(m[1] for line in reversed(service.lines) if (m := started.search(line))))
 
@@ -71,8 +74,17 @@ def strike(attack: Attack, service: Service, victim: str, orders: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
             case Attack.NO_DESCRIPTORS:
                 with no_descriptors(pid):
-                    os.kill(pid_of(service, peer_of(service, victim)), signal.SIGKILL)
-                    time.sleep(BARREN_S)
+                    replace(service, peer_of(service, victim), waits=victim != DAEMON)
+
+
+def replace(service: Service, instance: str, *, waits: bool) -> None:
+    """Kill it; `waits` until its successor has been introduced."""
+    ready = f"{instance} is ready"
+    num_lives = service.log.count(ready)
+    os.kill(pid_of(service, instance), signal.SIGKILL)
+    if waits:
+        eventually(lambda: service.log.count(ready) > num_lives, PEER_BACK_S, f"{ready} again")
+    time.sleep(1.0)
 
 
 def pause(pid: int, seconds: float) -> None:
