@@ -28,13 +28,14 @@ INSTALL = PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' sh systemd/install.sh
 say = @echo "==> $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow lint bench-engine bench-token-path bench-load bench-simulator bench-plan bench-pipeline \
+.PHONY: help serve test test-slow soak lint bench-engine bench-token-path bench-load bench-simulator bench-plan bench-pipeline \
 	install uninstall clean distclean
 
 help:
 	@echo "make serve         install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test          lint, then every test"
 	@echo "make test-slow     the tests that make test leaves out: deaths across nodes, real prompts in tp 3"
+	@echo "make soak          real processes under random attacks for an hour, or SOAK_S seconds; a table"
 	@echo "make lint          ruff, mypy --strict, the house rules"
 	@echo "make bench-engine  measure the engine on this machine, and transformers beside it"
 	@echo "make bench-token-path  measure the daemon alone, with workers that cost nothing"
@@ -61,6 +62,10 @@ test: lint $(MODEL_READY)
 test-slow: $(TEST) $(MODEL_READY)
 	$(call say,Running the slow tests)
 	@$(BIN)/python -P -m pytest -m slow $(ARGS)
+
+soak: $(TEST)
+	$(call say,Attacking the service for $${SOAK_S:-3600} seconds)
+	@$(BIN)/python -P -m tests.chaos.soak $(ARGS)
 
 lint: $(TEST)
 	$(call say,Checking style and types)
