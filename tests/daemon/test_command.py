@@ -35,4 +35,4 @@ def test_the_help_tells_every_option_and_its_default(capsys: pytest.CaptureFixtu
     for name in DaemonConfig.__struct_fields__:
         assert f"--{name.replace('_', '-')} " in text
         default = getattr(defaults, name)
-        assert default in (None, {}) or f"(default {default})" in text
+        assert default in (None, {}, ()) or f"(default {default})" in text

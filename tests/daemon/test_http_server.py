@@ -82,5 +82,5 @@ def test_origins_are_configured(origins: list[str]) -> None:
 
 @pytest.mark.parametrize("origin", ["a.example", "https://a.example/", "https://a b", "", "null"])
 def test_what_is_no_origin_is_refused(origin: str) -> None:
-    with pytest.raises(ConfigError, match="cors_origins: .* is none; an origin is"):
+    with pytest.raises(ConfigError, match=r"cors_origins: .* is none; an origin is"):
         read_config(None, {"cors_origins": [origin]})
