@@ -9,7 +9,7 @@ import pytest
 from daemon.config import DaemonConfig
 from daemon.neighbours import Neighbours
 from daemon.text import Tokenizer
-from ipc.messages import PeerUp
+from ipc.messages import Audit, PeerUp
 from ipc.vocabulary import InstanceSpec, Parallelism, Placement, Role, Segment
 from tests.daemon.small_tokenizers import byte_level_json
 from tests.daemon.stage import OverheardLink, PlayedProcess, Stage
@@ -103,6 +103,16 @@ async def test_pools_are_introduced_within_each_node_and_never_across(nodes: Two
     for link, stage in ((nodes.stage.link, 0), (nodes.host.link, 1)):
         told = [(str(n), str(c.worker)) for n, c in link.sent if isinstance(c, PeerUp)]
         assert told == [(f"d/{stage}.0", f"p/{stage}.0")]
+
+
+async def test_only_workers_of_this_node_are_asked_for_signs_of_life(nodes: TwoNodes) -> None:
+    """Those of the other one hang with their leader; a beat must not go astray to them."""
+    await nodes.ready()
+    stage = nodes.stage
+    for life in stage.supervisor.watched_lives():
+        life.ask(1)
+    asked = sorted(str(n) for n, command in stage.link.sent if isinstance(command, Audit))
+    assert asked == ["d/0.0", "p/0.0"]
 
 
 async def test_a_rank_that_ends_there_ends_the_instance_on_both_nodes(nodes: TwoNodes) -> None:
