@@ -16,8 +16,11 @@ MAX_STILL_S = 5.0
 class Pulse:
     """Looks at counters of rounds, each named by the part that counts."""
 
-    def __init__(self, parts: Mapping[str, Callable[[], int]]) -> None:
+    def __init__(
+        self, parts: Mapping[str, Callable[[], int]], *, max_still_s: float = MAX_STILL_S
+    ) -> None:
         self._parts = parts
+        self._max_still_s = max_still_s
         self._seen: dict[str, tuple[int, float]] = {}  # rounds, and since when as many
 
     def trouble(self, now_s: float, late_s: float) -> str | None:
@@ -26,7 +29,7 @@ class Pulse:
         Args:
             late_s: how much later than it was due this look comes.
         """
-        still = [name for name in self._parts if self._still_s(name, now_s) > MAX_STILL_S]
+        still = [name for name in self._parts if self._still_s(name, now_s) > self._max_still_s]
         if late_s > MAX_LATE_S:
             return f"the event loop is {late_s:.1f} s late"
         return f"no progress of {', '.join(still)}" if still else None

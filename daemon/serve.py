@@ -63,8 +63,8 @@ def run(config: DaemonConfig, read: Callable[[], DaemonConfig]) -> None:
         ExitError: it cannot start, or cannot go on.
     """
     reloader = Reloader(config, read)
-    signals.before_the_loop()
     try:
+        signals.before_the_loop()
         with ExitStack() as stack:
             passed = listen_fds.inherited()
             listener = stack.enter_context(passed or http_server.bind(config.host, config.port))

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 1.0
 BEAT_S = 5.0
-EXTENSION_S = 3 * BEAT_S
+BEATS_PER_EXTENSION = 3
 
 
 class Stage(Enum):
@@ -31,12 +31,26 @@ class Stage(Enum):
 
 
 class ServiceReport:
-    """What the service manager hears, from the first worker's start to the end."""
+    """What the service manager hears, from the first worker's start to the end.
 
-    def __init__(self, notifier: Notifier, describe: Callable[[], str], pulse: Pulse) -> None:
+    Args:
+        beat_s: at most so long between two signs of life; the watchdog may want more.
+    """
+
+    def __init__(
+        self,
+        notifier: Notifier,
+        describe: Callable[[], str],
+        pulse: Pulse,
+        *,
+        beat_s: float = BEAT_S,
+        status_every_s: float = STATUS_EVERY_S,
+    ) -> None:
         self._notifier = notifier
         self._describe = describe
         self._pulse = pulse
+        self._beat_s = beat_s
+        self._status_every_s = status_every_s
         self._changed = asyncio.Event()
         self.stage = Stage.STARTING
 
@@ -54,7 +68,7 @@ class ServiceReport:
         """The daemon is on its way out and does not come back."""
         self.stage = Stage.STOPPING
         self._notifier.stopping(self._describe())
-        self._notifier.extend(EXTENSION_S)
+        self._extend()
 
     @contextmanager
     def reloading(self) -> Iterator[None]:
@@ -84,13 +98,13 @@ class ServiceReport:
                 continue
             self._notifier.status(text)
             told = text
-            await asyncio.sleep(STATUS_EVERY_S)
+            await asyncio.sleep(self._status_every_s)
 
     async def _beat(self) -> None:
         """In time for the watchdog, and for the extensions."""
         loop = asyncio.get_running_loop()
         ping_s = self._notifier.ping_interval_s
-        interval_s = BEAT_S if ping_s is None else min(ping_s, BEAT_S)
+        interval_s = self._beat_s if ping_s is None else min(ping_s, self._beat_s)
         while True:
             due_s = loop.time() + interval_s
             await asyncio.sleep(interval_s)
@@ -99,11 +113,14 @@ class ServiceReport:
     def _sign_of_life(self, now_s: float, due_s: float) -> None:
         trouble = self._pulse.trouble(now_s, late_s=now_s - due_s)
         if self.stage is not Stage.SERVING:
-            self._notifier.extend(EXTENSION_S)
+            self._extend()
         elif trouble is None:
             self._notifier.watchdog()
         elif self._notifier.ping_interval_s is not None:
             logger.error("the watchdog is not told that all is well: %s", trouble)
+
+    def _extend(self) -> None:
+        self._notifier.extend(BEATS_PER_EXTENSION * self._beat_s)
 
 
 def status_line(state: NodeState, num_open: int, progress: str) -> str:

@@ -15,12 +15,13 @@ _STOP = (signal.SIGTERM, signal.SIGINT)
 
 
 def before_the_loop() -> None:
-    """Until the loop has handlers of its own, SIGTERM leaves as Ctrl-C does: with all undone.
+    """Until the loop has handlers of its own, both leave as Ctrl-C does: with all undone.
 
     SIGHUP is passed over, since what it asks to be read is just being read; not by ignoring it,
     which children would inherit.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in _STOP:
+        signal.signal(number, _interrupt)
     if not _is_on_terminal():
         signal.signal(signal.SIGHUP, _pass_over)
 

@@ -155,7 +155,7 @@ do_uninstall() {
     if test -e "$VENV/bin/distserve"; then
         rm -rf "$VENV"
     fi
-    rm -f "$PROGRAM/bin/distserve" "$PROGRAM/share/README.md" "$PROGRAM/share/node.toml" \
+    rm -f "$CONFIG/node.toml.dist" "$PROGRAM/bin/distserve" "$PROGRAM/share/README.md" "$PROGRAM/share/node.toml" \
         "$PROGRAM/share/LICENSE"
     rmdir "$PROGRAM/bin" "$PROGRAM/share" "$PROGRAM" 2>/dev/null || true
     rm -rf "$DESTDIR$CACHEDIR"

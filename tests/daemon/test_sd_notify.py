@@ -2,45 +2,14 @@
 
 import os
 import secrets
-import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from daemon.sd_notify import Notifier
-
-
-class FakeManager:
-    """A NOTIFY_SOCKET and what arrived at it."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.setblocking(False)
-        self.socket.bind(f"\0{address[1:]}" if address.startswith("@") else address)
-
-    def received(self) -> list[list[str]]:
-        """One list of lines per datagram."""
-        datagrams = []
-        while True:
-            try:
-                datagrams.append(self.socket.recv(65536).decode().split("\n"))
-            except BlockingIOError:
-                return datagrams
-
-    def fill(self) -> int:
-        """Stuff the queue until it takes no more; the number of datagrams in it."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
-            other.setblocking(False)
-            other.connect(self.address)
-            count = 0
-            while True:
-                try:
-                    other.send(b"STATUS=filler")
-                except BlockingIOError:
-                    return count
-                count += 1
+from tests.daemon.fake_manager import FakeManager
 
 
 @pytest.fixture
@@ -76,6 +45,18 @@ def test_watchdog_and_extend_speak_the_managers_units(
         ["WATCHDOG=1"],
         ["EXTEND_TIMEOUT_USEC=2500000", "STATUS=loading 61%"],
     ]
+
+
+def test_a_reload_says_when_it_began_in_the_same_datagram(
+    manager: FakeManager, notifier: Notifier
+) -> None:
+    before_us = time.monotonic_ns() // 1000
+    notifier.reloading()
+    [[reloading, began]] = manager.received()
+    assert reloading == "RELOADING=1"
+    key, _, began_us = began.partition("=")
+    assert key == "MONOTONIC_USEC"
+    assert before_us <= int(began_us) <= time.monotonic_ns() // 1000
 
 
 def test_a_status_cannot_smuggle_in_another_assignment(

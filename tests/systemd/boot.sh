@@ -3,7 +3,8 @@
 # is the lab's alone and goes with it: the machine's own files are below overlays.
 #
 # boot.sh LAB REPOSITORY PYTHON_HOME VENV: a directory outside of the overlays, the repository, and
-# the interpreter's home and virtual environment, which the sandbox would not see where they are.
+# the interpreter's home and virtual environment, which the sandbox would not see where they are;
+# then "installed", or "bare" for an environment that has everything but the package in place.
 set -eu
 lab=$1 repository=$2 python_home=$3 venv=$4
 
@@ -22,7 +23,16 @@ ip link set lo up
 
 mkdir -p /opt/python
 mount --bind "$python_home" /opt/python
-over "$venv" /opt/distserve/venv
+if test "$5" = installed; then
+    over "$venv" /opt/distserve/venv
+else # nothing mounted there: it is to be removed
+    mkdir -p /opt/distserve /opt/packages
+    mount --bind -o ro "$venv" /opt/packages
+    cp -Rs /opt/packages /opt/distserve/venv
+    for file in pyvenv.cfg bin/distserve bin/pip; do
+        cp --remove-destination "/opt/packages/$file" "/opt/distserve/venv/$file"
+    done
+fi
 packages=$(echo /opt/distserve/venv/lib/python3*/site-packages)
 ln -sf /opt/python/bin/python3 /opt/distserve/venv/bin/python3
 ln -sf python3 /opt/distserve/venv/bin/python
