@@ -4,8 +4,10 @@ A step is `launch` and `collect` of a plan on the executor that would serve; a p
 two pools in memory files, as workers share them.
 """
 
+import itertools
 import os
 import random
+import statistics
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -95,14 +97,15 @@ class StepBench:
 
     def interval_ms(self, step: StepShape, num_steps: int, in_flight: int) -> float:
         """Milliseconds from the end of one step to that of the next, where so many are under way
-        at a time. Each is of sequences of its own, as the micro-batches of a pipeline are."""
+        at a time: the median of a few. Each step is of sequences of its own, as the micro-batches
+        of a pipeline are."""
         rows = _rows(step)
         _run(self._executor, self._entry(rows * num_steps))
         plans = [_plan(step_id, rows, first=step_id * len(rows)) for step_id in range(num_steps)]
         ended_s = self._ends(plans, in_flight)
         everybody = tuple(range(num_steps * len(rows)))
         _run(self._executor, StepPlan(step_id=num_steps, removed=everybody))
-        return 1000 * (ended_s[-1] - ended_s[0]) / (num_steps - 1)
+        return 1000 * statistics.median(b - a for a, b in itertools.pairwise(ended_s))
 
     def _ends(self, plans: Sequence[StepPlan], in_flight: int) -> list[float]:
         under_way: deque[Any] = deque()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Protocol
 
 from gpu_workers.profiling.grid import Grid, Room, StepShape
-from gpu_workers.profiling.rounds import Budget, Once, sample_in_rounds, settled_median
+from gpu_workers.profiling.rounds import Budget, Once, sample_in_rounds
 from ipc.profile_table import StageShares
 
 NUM_TOKENS, BATCH, CONTEXT = 512, 8, 256  # of the steps, or as near below as has room
@@ -39,7 +39,8 @@ def slowest_stage(
         points[step, False] = partial(steps.step_ms, step)
         num_steps = min(2 * pp + 2, room.times(step))
         points[step, True] = partial(steps.interval_ms, step, num_steps, pp)
-    ms = {point: settled_median(taken) for point, taken in sample_in_rounds(points, budget).items()}
+    # The quickest ones: others on the machine slow steps in a row more than one alone.
+    ms = {point: min(taken) for point, taken in sample_in_rounds(points, budget).items()}
     shares = [min(1.0, max(1 / pp, ms[step, True] / ms[step, False])) for step in (prompt, decode)]
     return StageShares(*shares)
 
