@@ -4,7 +4,8 @@ Pipeline: pp 2 on two cores against pp 1 on one, the same batch in each micro-ba
 and daemon. In the same run each stage is timed with one step under way at a time; the slowest one
 (the head counts) bounds the throughput that this cut allows. Stages that compute together are
 slower, since they share the machine's memory: that bound is beside it. Tensor parallel: whole
-steps of tp 2 beside tp 1 of the same model, and how much of them is spent in sums.
+steps of tp 2 beside tp 1 of the same model, and how much of them is spent in sums: through shared
+memory, or over gloo where DISTSERVE_KERNELS=torch leaves nothing else.
 """
 
 import argparse
@@ -166,7 +167,7 @@ def tensor_parallel(model: str) -> list[Table]:
         )
     for rows, us in zip(SUM_ROWS, two.sums_us, strict=True):
         sums.add_row(str(rows), f"{us:.0f}")
-    sums.title = "one bare sum over gloo"
+    sums.title = "one bare sum"
     return [steps, sums]
 
 
