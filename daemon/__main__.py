@@ -14,11 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from daemon import console, journal, models, serve
+from daemon import console, models, serve
 from daemon.config import DaemonConfig, LogLevel, read_config
 from daemon.errors import ExitError
 from daemon.link_keys import make_keys
 from daemon.worker_process import compute_environment
+from ipc import journal
 from ipc.messages import LoadFormat
 from ipc.vocabulary import DType, PrefillPolicy
 
@@ -200,6 +201,8 @@ def _serve_parser() -> argparse.ArgumentParser:
     option("max-retries", "how often what a failed worker had of a request is done again", type=int)
     option("threads-per-worker", "compute threads (default: an equal share of the cores)", type=int)
     option("drain-s", "seconds that running requests get at the end", type=float)
+    option("quarantine-deaths", "worker deaths within 10 minutes after which a device is left alone "
+           "while the others can serve; 0: never", type=int)  # fmt: skip
     option("start-timeout-s", "seconds a worker may take to be ready", type=float)
     option("wedged-after-s", "seconds without progress after which an instance is replaced",
            type=float)  # fmt: skip

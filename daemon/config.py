@@ -96,6 +96,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     request_timeout_s: Seconds = 3600.0
     outage_timeout_s: Seconds = 60.0
     max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 3
+    quarantine_deaths: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
     threads_per_worker: Positive | None = None
     drain_s: Seconds = 30.0
     start_timeout_s: Seconds = 600.0

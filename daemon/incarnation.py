@@ -111,6 +111,11 @@ class Incarnation:
         how = await self.workers[name].ended()
         return how if len(self.names) == 1 else f"{name} {how}"
 
+    @property
+    def culprit(self) -> WorkerName:
+        """Whose end was the end of all, before they are buried; of a doom, the leader."""
+        return next((n for n, worker in self.workers.items() if worker.has_ended), self.leader)
+
     def tell(self, name: WorkerName, command: Command) -> None:
         """Raises PeerGone: that worker, or the way to its node, is no more."""
         process = self.workers[name]

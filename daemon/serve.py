@@ -41,6 +41,7 @@ from daemon.neighbours import Neighbours
 from daemon.node import Node
 from daemon.placement import guests_of, hosts_of, own_node, placement_of
 from daemon.pulse import Pulse
+from daemon.quarantine import Quarantine
 from daemon.reload import Reloader
 from daemon.remote_node import RemoteNode
 from daemon.sd_notify import Notifier
@@ -170,6 +171,7 @@ class Daemon:
             self._metrics,
             start_timeout_s=config.start_timeout_s,
             neighbours=self._neighbours,
+            quarantine=Quarantine(config.quarantine_deaths),
         )
         self._heartbeat = beat = Heartbeat(
             self._supervisor,

@@ -19,6 +19,7 @@ from daemon.instances import Instance
 from daemon.introductions import introduce, may_pull, mismatch
 from daemon.metrics import Metrics
 from daemon.neighbours import Neighbours
+from daemon.quarantine import Quarantine
 from daemon.ward import Ward
 from daemon.worker_configs import WorkerConfigs
 from daemon.worker_process import WorkerProcess
@@ -51,6 +52,7 @@ class Supervisor:
         start_timeout_s: float,
         start_worker: Callable[[WorkerConfig], Awaitable[Process]] = WorkerProcess.start,
         neighbours: Neighbours | None = None,  # where instances are on other nodes too
+        quarantine: Quarantine | None = None,
     ) -> None:
         self._configs = configs
         self._link = link
@@ -59,6 +61,7 @@ class Supervisor:
         self._start_timeout_s = start_timeout_s
         self._start_worker = start_worker
         self._neighbours = neighbours or Neighbours()
+        self._quarantine = quarantine or Quarantine(max_deaths=0)
         self._stopping = asyncio.Event()
         self._has_served = False
         self.wards = {spec.name: Ward(spec) for spec in configs.own_instances}
@@ -124,7 +127,10 @@ class Supervisor:
             self._judge(ward, reason)
             if time.monotonic() - started_s > HEALTHY_AFTER_S:
                 backoff_s = FIRST_BACKOFF_S
-            await self._pause(ward, backoff_s)
+            if self._is_to_be_spared(ward, reason):
+                await self._until_lifted(ward)
+            else:
+                await self._pause(ward, backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
         if ward.is_leaving:
             del self.wards[ward.spec.name]
@@ -185,10 +191,12 @@ class Supervisor:
                 return True
             self._has_changed()
             await self._first_of(ward, self._neighbours.until_joined(ward.spec))
+            ward.cut_short.clear()
         return False
 
     async def _live(self, ward: Ward) -> str:
         """One life of an instance; why it ended. All of its processes are reaped then."""
+        ward.cut_short.clear()
         life = ward.life = Incarnation(ward.spec, secrets.randbits(63), self._link)
         try:
             try:
@@ -199,6 +207,7 @@ class Supervisor:
                 life.doom("the daemon stops")
             reason = await self._until_over(ward, life)
         finally:
+            ward.culprit = ward.device_of(life.culprit)
             await life.bury()
             self._configs.forget(life.epoch)
             ward.life = None
@@ -243,6 +252,26 @@ class Supervisor:
         """Wait before the next start."""
         await self._first_of(ward, asyncio.sleep(seconds))
 
+    def _is_to_be_spared(self, ward: Ward, reason: str) -> bool:
+        """Whether its device has failed too often, and the others can serve without it."""
+        assert ward.culprit is not None
+        ward.quarantined = self._quarantine.died(ward.culprit, reason, time.monotonic())
+        if ward.quarantined is None or not self._controller.instances.can_serve:
+            ward.quarantined = None
+            return False
+        logger.error("%s stays down: %s", ward.spec.name, ward.quarantined)
+        self._has_changed()
+        return True
+
+    async def _until_lifted(self, ward: Ward) -> None:
+        """Until the operator wants it back, or rid of it, or the others cannot serve any more."""
+        while not (self._is_over(ward) or ward.cut_short.is_set()):
+            if not self._controller.instances.can_serve:
+                break
+            await self._first_of(ward, self.changed())
+        ward.quarantined = None
+        self._quarantine.lift(ward.culprit or "")
+
     async def _first_of(self, ward: Ward, waiting: Coroutine[None, None, None]) -> None:
         """Wait, but not beyond `stop`, or beyond the word that it is to start or leave at once."""
         waits = (waiting, self._stopping.wait(), ward.cut_short.wait())
@@ -250,7 +279,6 @@ class Supervisor:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
-        ward.cut_short.clear()
 
     async def _spawn(self, life: Incarnation) -> None:
         for name in life.names:

@@ -3,7 +3,7 @@
 import asyncio
 
 from daemon.incarnation import Incarnation
-from ipc.vocabulary import InstanceSpec
+from ipc.vocabulary import InstanceSpec, WorkerName
 
 
 class Ward:
@@ -16,6 +16,8 @@ class Ward:
         self.last_exit: str | None = None
         self.was_ever_ready = False
         self.waits_for: str | None = None
+        self.culprit: str | None = None  # the device of the last worker that ended it
+        self.quarantined: str | None = None  # why it is not started again
         self.is_replaced = False  # its present life ends on purpose: no fault, and no wait after it
         self.cut_short = asyncio.Event()  # it is not to wait for its next life any longer
         self.is_leaving = False  # and there is to be no next one
@@ -23,10 +25,15 @@ class Ward:
     @property
     def state(self) -> str:
         if self.life is None:
-            return self.waits_for or "restarting"
+            return self.quarantined or self.waits_for or "restarting"
         if self.is_leaving:
             return "leaving"
         return self.life.progress
+
+    def device_of(self, name: WorkerName) -> str:
+        """For people and for the record: on which node, and which one there."""
+        segment = self.spec.segments[name.stage]
+        return f"{segment.node}:{segment.devices[name.tp_rank]}"
 
     @property
     def is_ready(self) -> bool:

@@ -16,6 +16,7 @@ from daemon.meeting_points import MeetingPoints
 from daemon.metrics import Metrics
 from daemon.neighbours import Neighbours
 from daemon.placement import counted_out
+from daemon.quarantine import Quarantine
 from daemon.supervisor import Supervisor
 from daemon.text import Tokenizer
 from daemon.ward import Ward
@@ -136,6 +137,7 @@ class Stage:
             start_timeout_s=60.0,
             start_worker=self._start,
             neighbours=neighbours,
+            quarantine=Quarantine(config.quarantine_deaths),
         )
 
     @property
