@@ -201,8 +201,8 @@ def _serve_parser() -> argparse.ArgumentParser:
     option("max-retries", "how often what a failed worker had of a request is done again", type=int)
     option("threads-per-worker", "compute threads (default: an equal share of the cores)", type=int)
     option("drain-s", "seconds that running requests get at the end", type=float)
-    option("quarantine-deaths", "worker deaths within 10 minutes after which a device is left alone "
-           "while the others can serve; 0: never", type=int)  # fmt: skip
+    option("quarantine-deaths", "deaths of workers within 10 minutes after which a device is "
+           "left alone while the others can serve; 0: never", type=int)  # fmt: skip
     option("start-timeout-s", "seconds a worker may take to be ready", type=float)
     option("wedged-after-s", "seconds without progress after which an instance is replaced",
            type=float)  # fmt: skip
