@@ -6,6 +6,7 @@ Knows the controller only as a `Submitter`. Health never asks a worker: it repea
 
 import importlib.metadata
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from starlette.applications import Starlette
@@ -92,7 +93,9 @@ class _Endpoints:
         self._submitter = submitter
         self._model = model
         self._limits = limits
-        self._bodies = Bodies(limits)
+        # One thread: the loop has to wait for one of them at most until it has its turn again.
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="large")
+        self._bodies = Bodies(limits, self._aside)
 
     async def completions(self, request: Request) -> ASGIApp:
         async with self._bodies.body_of(request, CompletionBody) as body:
@@ -112,7 +115,8 @@ class _Endpoints:
         return json_response(self._model.card)
 
     def _reply(self, call: Call) -> ASGIApp:
-        return Reply(call, self._submitter, self._model, stall_s=self._limits.stall_s)
+        stall_s = self._limits.stall_s
+        return Reply(call, self._submitter, self._model, self._aside, stall_s=stall_s)
 
 
 class _StatusEndpoints:

@@ -1,12 +1,12 @@
 """Bodies on their way in: bounded each and all together, on time, and read beside the event loop.
 
-A small body is read at once. A large one is read by the one thread there is for them, one after
-the other, so that whatever it costs is paid by those who send large ones.
+A small body is read at once. A large one is read by the one thread there is for large things, one
+after the other, so that whatever it costs is paid by those who send large ones.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -34,12 +34,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bodies:
-    """Takes them in."""
+    """Takes them in; `aside` is where large ones are read."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, aside: Executor) -> None:
         self._limits = limits
         self._num_held_bytes = 0
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="large-bodies")
+        self._aside = aside
 
     @asynccontextmanager
     async def body_of(self, request: Request, kind: type[BodyType]) -> AsyncIterator[BodyType]:
@@ -73,7 +73,7 @@ class Bodies:
         if len(raw) <= SMALL_BYTES:
             return _parsed(raw, kind)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reader, _parsed, raw, kind)
+        return await loop.run_in_executor(self._aside, _parsed, raw, kind)
 
     def _check_size(self, num_bytes: int) -> int:
         if num_bytes > self._limits.max_body_bytes:

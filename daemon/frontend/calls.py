@@ -72,7 +72,12 @@ async def plan_completion(body: CompletionBody, model: ServedModel, max_output: 
     model.check_name(body.model)
     special = body.add_special_tokens is not False
     prompts = await _tokenise_all(body.prompts, model, special)
-    echoes = _echoes(body.prompts, prompts, model.tokenizer) if body.echo else None
+    echoes = None
+    if body.echo:
+        num_tokens = sum(map(len, prompts))
+        echoes = await _aside_if_long(
+            num_tokens, lambda: _echoes(body.prompts, prompts, model.tokenizer)
+        )
     prompt_logprobs = body.logprobs if body.echo else None
     room = _told_within(max_output, body, len(prompts))
     specs = [_spec(body, prompt, model, room, prompt_logprobs) for prompt in prompts]

@@ -5,7 +5,11 @@ generation's `with` block and so aborts what is unfinished. Before the first byt
 its own HTTP status; after it, the stream says so in an event and ends.
 """
 
+import asyncio
 import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -15,9 +19,13 @@ from daemon.frontend.calls import Call
 from daemon.frontend.client import Client, ClientGone, ClientStalled, Headers
 from daemon.frontend.request_log import RequestRecord
 from daemon.frontend.served_model import ServedModel
-from daemon.generation import Generation, Submitter
+from daemon.generation import Delta, Generation, Submitter
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+MAX_SCORES_AT_ONCE = 1000  # a millisecond or two
 
 _STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -27,14 +35,25 @@ _STREAM_HEADERS: Headers = [
 
 
 class Reply:
-    """The answer to one call; the request's record is told what there is to log of it."""
+    """The answer to one call; the request's record is told what there is to log of it.
+
+    `aside` is where answers with the log probabilities of long prompts are put into words, which
+    takes seconds.
+    """
 
     def __init__(
-        self, call: Call, submitter: Submitter, model: ServedModel, *, stall_s: float
+        self,
+        call: Call,
+        submitter: Submitter,
+        model: ServedModel,
+        aside: Executor,
+        *,
+        stall_s: float,
     ) -> None:
         self._call = call
         self._submitter = submitter
         self._model = model
+        self._aside = aside
         self._stall_s = stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +77,7 @@ class Reply:
         answer = WholeAnswer(self._call, self._model)
         async for deltas in generation:
             record.saw_tokens()
-            answer.take(deltas)
+            await self._aside_if_long(answer.take, deltas)
             record.num_output_tokens = answer.num_output_tokens
         body = answer.body(generation.stage_times)
         length = str(len(body)).encode()
@@ -86,7 +105,7 @@ class Reply:
         """One send for all that has come since the last one."""
         answer = StreamedAnswer(self._call, self._model)
         async for deltas in generation:
-            events = answer.take(deltas)
+            events = await self._aside_if_long(answer.take, deltas)
             record.num_output_tokens = answer.num_output_tokens
             if events:
                 if not client.has_begun:
@@ -96,3 +115,17 @@ class Reply:
         if not client.has_begun:
             await client.begin(_STREAM_HEADERS)
         await client.send(answer.ending(generation.stage_times), more=False)
+
+    @property
+    def _is_long(self) -> bool:
+        call = self._call
+        if call.echoes is None or call.logprobs is None:
+            return False
+        return call.num_prompt_tokens * (1 + call.logprobs) > MAX_SCORES_AT_ONCE
+
+    async def _aside_if_long(
+        self, take: Callable[[list[Delta]], Result], deltas: list[Delta]
+    ) -> Result:
+        if not self._is_long:
+            return take(deltas)
+        return await asyncio.get_running_loop().run_in_executor(self._aside, take, deltas)

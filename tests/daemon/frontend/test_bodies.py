@@ -38,18 +38,33 @@ async def test_the_worst_body_of_a_kind_is_refused_or_read_and_never_a_failure_D
         assert len(error_of(response)["message"]) < 400
 
 
+def threads_for_large_things() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name.startswith("large")}
+
+
 async def test_large_bodies_alone_are_read_in_the_thread_for_them_D5(
     http: httpx.AsyncClient,
 ) -> None:
-    def readers() -> set[threading.Thread]:
-        return {each for each in threading.enumerate() if each.name.startswith("large-bodies")}
-
-    before = readers()
+    before = threads_for_large_things()
     await answer(http, COMPLETIONS, HELLO)
-    assert readers() <= before
+    assert threads_for_large_things() <= before
     for _ in range(3):
         await http.post(COMPLETIONS, content=NASTY["most texts"])
-    assert len(readers() - before) == 1
+    assert len(threads_for_large_things() - before) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_scores_of_long_prompts_alone_are_told_in_the_thread_for_large_things(
+    http: httpx.AsyncClient, stream: bool
+) -> None:
+    """Those of 8,000 tokens took seconds, and every stream stood still meanwhile."""
+    body = HELLO | {"echo": True, "logprobs": 20, "max_tokens": 1, "stream": stream}
+    before = threads_for_large_things()
+    assert (await http.post(COMPLETIONS, json=body)).status_code == 200
+    assert threads_for_large_things() <= before
+    response = await http.post(COMPLETIONS, json=body | {"prompt": [70] * 200})
+    assert response.text.count("top_logprobs") == 1
+    assert len(threads_for_large_things() - before) == 1
 
 
 async def test_a_large_body_that_fits_is_answered(http: httpx.AsyncClient) -> None:
