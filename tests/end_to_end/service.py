@@ -16,7 +16,7 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-START_S = 60.0
+START_S = 150.0
 
 
 class Service:
