@@ -7,8 +7,9 @@ convert-gguf   turn a GGUF file into a Hugging Face directory (`distserve models
 """
 
 import importlib
-import logging
 import sys
+
+from ipc import journal
 
 COMMANDS = {
     "worker": "gpu_workers.worker",
@@ -22,9 +23,7 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] not in COMMANDS:
         sys.stderr.write(__doc__ or "")
         return 64
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(name)s: %(levelname)s: %(message)s"
-    )
+    journal.set_up()
     # Loaded by name: a worker must not wait for the imports that only a conversion needs.
     command = importlib.import_module(COMMANDS[argv[0]])
     return int(command.main(argv[1:]))

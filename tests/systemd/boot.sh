@@ -40,7 +40,7 @@ sed -i 's#^home = .*#home = /opt/python/bin#' /opt/distserve/venv/pyvenv.cfg
 sed -i "1s#^.*#\#!/opt/distserve/venv/bin/python#" /opt/distserve/venv/bin/{distserve,pip}
 if test "$5" = installed; then # as pip would leave it, in a moment
     rm -f "$packages"/__editable__*
-    for room in daemon gpu_workers ipc planner; do cp -R "$repository/$room" "$packages/"; done
+    for room in daemon gpu_workers ipc planner; do cp -Rp "$repository/$room" "$packages/"; done
     mkdir -p /opt/distserve/bin
     ln -s ../venv/bin/distserve /opt/distserve/bin/distserve
 fi

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_workers.native_build import cache_directory
 from tests.systemd import lab as labs
 from tests.systemd import tiny_model
 from tests.systemd.lab import Lab
@@ -29,6 +30,7 @@ def lab(needs_lab: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
     with labs.booted(directory) as booted:
         booted.run(str(labs.ROOT / "systemd" / "install.sh"), "install-files")
         bring(booted, model)
+        bring_kernels(booted)
         yield booted
 
 
@@ -38,6 +40,15 @@ def bring(lab: Lab, model: Path) -> None:
     lab.run("chmod", "-R", "a+rX", MODEL)
 
 
+def bring_kernels(lab: Lab) -> None:
+    """What has been compiled before on this machine need not be compiled again."""
+    cache = "/var/cache/distserved"
+    lab.run("install", "-d", "-m", "0700", cache)
+    if cache_directory().exists():
+        lab.run("cp", "-R", str(cache_directory()), f"{cache}/distserved")
+    lab.run("chown", "-R", "distserve:distserve", cache)
+
+
 def configure(lab: Lab, name: str, **keys: object) -> None:
     """Write /etc/distserve/NAME.toml for the tiny model."""
     lines = [f'model = "{MODEL}"', tiny_model.SETTINGS]
@@ -45,9 +56,9 @@ def configure(lab: Lab, name: str, **keys: object) -> None:
     lab.write(f"/etc/distserve/{name}.toml", "\n".join(lines))
 
 
-def complete(lab: Lab, port: int = 8000) -> dict[str, object]:
+def complete(lab: Lab, port: int = 8000, **body: object) -> dict[str, object]:
     """A short completion, asked for inside the lab."""
-    answer: dict[str, object] = json.loads(lab.run(*curl(port)))
+    answer: dict[str, object] = json.loads(lab.run(*curl(port, **body)))
     assert "choices" in answer, answer
     return answer
 

@@ -6,7 +6,9 @@ from tests.systemd.lab import Lab
 UNIT = "distserved.service"
 
 
-def test_a_service_starts_is_ready_answers_reloads_and_stops_with_nothing_left(lab: Lab) -> None:
+def test_a_service_starts_answers_reloads_and_stops_with_nothing_left_D17(
+    lab: Lab,
+) -> None:
     configure(lab, "node")
     lab.systemctl("start", UNIT)  # returns when the daemon has said that it is ready
     assert lab.show(UNIT, "ActiveState") == "active"
@@ -17,6 +19,9 @@ def test_a_service_starts_is_ready_answers_reloads_and_stops_with_nothing_left(l
     lab.until_is(UNIT, "SubState", "running")
     assert "changed: log_level" in lab.log(UNIT)
     assert "only a restart changes: port" in lab.log(UNIT)
+    complete(lab, prompt="the tale of Xanthippe")
+    assert lab.log(UNIT).count("POST /v1/completions") == 2
+    assert "Xanthippe" not in lab.log(UNIT)  # at no level
     lab.systemctl("stop", UNIT)
     assert lab.show(UNIT, "Result") == "success"
     assert_nothing_is_left(lab)

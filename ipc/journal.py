@@ -1,4 +1,4 @@
-"""Logging set-up: priorities for the journal, plain text for people.
+"""Logging set-up of every process: priorities for the journal, plain text for people.
 
 Where stderr is the journal's own stream, lines begin with `<N>`, syslog's priority, and leave
 time and process to the journal. Elsewhere they carry both. Either way a record is one line, or

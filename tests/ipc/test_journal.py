@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from daemon import journal
-from daemon.journal import JournalFormatter, TextFormatter, is_journal
+from ipc import journal
+from ipc.journal import JournalFormatter, TextFormatter, is_journal
 
 
 def record(message: str, *arguments: object, level: int = logging.INFO) -> logging.LogRecord:
