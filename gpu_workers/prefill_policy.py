@@ -16,7 +16,7 @@ from ipc.vocabulary import PrefillPolicy
 
 T = TypeVar("T")
 
-PATIENCE_QUANTA = 16
+PATIENCE_QUANTA = 128
 
 
 @dataclass(eq=False, slots=True)
@@ -152,22 +152,23 @@ class SkipJoin(FirstComeFirstServed[T]):
     fit L_m together are packed as ever.
 
     Nobody starves. A prompt is promoted to the top level, where arrival alone counts, once the
-    tokens computed exceed those that had come before it by `PATIENCE_QUANTA` L_m. So before its
-    first chunk at most that many tokens, and one step's, are computed of prompts that came after
-    it (besides what prompts begun before still lack, where it has to wait for their blocks), and
-    no more between its chunks, except in steps that fill a pipeline behind a chunk of its own.
-    Those that are prefilled again are in their old place, as with first come, first served.
+    tokens computed exceed those that had come before it by `patience_quanta` L_m. So before its
+    last chunk at most that many tokens, and one step's, are computed of prompts that came after
+    it; besides what prompts begun before still lack, where it has to wait for their blocks, and
+    steps that fill a pipeline behind chunks of its own. Those that are prefilled again are in
+    their old place, as with first come, first served.
     """
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, patience_quanta: int = PATIENCE_QUANTA) -> None:
         super().__init__(max_tokens)
-        self._patience = PATIENCE_QUANTA * max_tokens
+        self._patience = patience_quanta * max_tokens
         self._num_joined = 0  # tokens, of all that have come
         self._num_past = 0  # of these: given out to steps, or left
         self._due: deque[tuple[int, Ticket[T]]] = deque()  # (`_num_past` at promotion, who)
 
     def join(self, ticket: Ticket[T]) -> None:
-        self._due.append((self._num_joined + self._patience, ticket))
+        if self._rank(ticket)[0]:  # else it is at the top already
+            self._due.append((self._num_joined + self._patience, ticket))
         self._num_joined += ticket.prompt.num_tokens
         super().join(ticket)
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from gpu_workers.batching import BatchLimits, WaitingPrompt
 from gpu_workers.prefill_policy import (
-    PATIENCE_QUANTA,
     FirstComeFirstServed,
     SkipJoin,
     Ticket,
@@ -19,6 +18,7 @@ from gpu_workers.prefill_policy import (
 from ipc.vocabulary import PrefillPolicy
 
 L_M = 16
+PATIENCE_QUANTA = 8
 BLOCK_SIZE = 4
 POLICIES = [FirstComeFirstServed, SkipJoin]
 
@@ -176,7 +176,7 @@ def test_choices_of_equal_arrival_are_told_apart() -> None:
 
 
 def test_a_stream_of_short_prompts_passes_a_long_one_for_so_long_and_no_longer() -> None:
-    queue = SkipJoin[int](L_M)
+    queue = SkipJoin[int](L_M, PATIENCE_QUANTA)
     (long,) = joined(queue, 40)
     passed = 0
     while not long.has_begun and passed < 100:
@@ -190,7 +190,7 @@ def test_a_stream_of_short_prompts_passes_a_long_one_for_so_long_and_no_longer()
 
 def test_those_who_left_do_not_make_others_wait() -> None:
     """Their tokens count as if they had been computed: they were before the long one."""
-    queue = SkipJoin[int](L_M)
+    queue = SkipJoin[int](L_M, PATIENCE_QUANTA)
     for each in joined(queue, *[1000] * 10):
         queue.leave(each)
     (long,) = joined(queue, 40, first_name=10)
@@ -210,7 +210,7 @@ def test_so_many_tokens_of_later_prompts_go_first_and_no_more(
     arrivals: list[tuple[int, int]],
 ) -> None:
     """The bound of `SkipJoin`, up to the last chunk: its patience and one step."""
-    queue = SkipJoin[int](L_M)
+    queue = SkipJoin[int](L_M, PATIENCE_QUANTA)
     later: dict[int, int] = {}  # of each prompt that is not done: tokens of later ones
     to_come = deque(arrivals)
     name = 0
