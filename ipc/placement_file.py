@@ -16,7 +16,15 @@ from typing import Annotated, Any
 import msgspec
 import orjson
 
-from ipc.vocabulary import InstanceSpec, Parallelism, Placement, Role, Segment
+from ipc.vocabulary import (
+    Cut,
+    InstanceSpec,
+    Parallelism,
+    Placement,
+    Role,
+    Segment,
+    equal_cut,
+)
 
 VERSION = 1
 _INDENTED = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
@@ -137,9 +145,11 @@ def file_of(
     nodes: Sequence[FileNode],
     specs: Sequence[InstanceSpec],
     origin: FileOrigin | None = None,
+    cut: Cut = equal_cut,
 ) -> PlacementFile:
-    """The file of a placement; whether it can be served follows from where its stages are."""
-    found = crossings(specs)
+    """The file of a placement; whether it can be served follows from where its stages are. Who
+    reads it without the model takes stages as equal, so it must be servable that way as well."""
+    found = crossings(specs) or crossings(specs, cut)
     return PlacementFile(
         version=VERSION,
         model=model,
@@ -151,10 +161,10 @@ def file_of(
     )
 
 
-def crossings(specs: Sequence[InstanceSpec]) -> list[str]:
+def crossings(specs: Sequence[InstanceSpec], cut: Cut = equal_cut) -> list[str]:
     """The handovers within a unit that would need keys and values across nodes, in words."""
     pairs = (
-        (prefill, decode, prefill.first_gap(decode))
+        (prefill, decode, prefill.first_gap(decode, cut))
         for prefill, decode in product(specs, specs)
         if (prefill.role, decode.role) == (Role.PREFILL, Role.DECODE)
         and prefill.unit == decode.unit

@@ -5,11 +5,12 @@ spawned; every worker computes its own share with it, so that all agree without 
 """
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 import msgspec
 
 from ipc.kv_layout import Span
-from ipc.vocabulary import Parallelism
+from ipc.vocabulary import Cut, Parallelism
 
 
 class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +108,16 @@ def stage_layers(sizes: ModelSizes, pp: int) -> list[Span]:
         _cuts(sizes.num_layers, pp, sizes.hidden_size * sizes.vocab_size / layer),
         key=lambda cut: cut[0],
     )[1]
+
+
+def layer_cut(sizes: ModelSizes) -> Cut:
+    """Where a model's stages begin and end, as `InstanceSpec.first_gap` asks."""
+
+    def cut(num_stages: int) -> list[tuple[Fraction, Fraction]]:
+        spans = stage_layers(sizes, num_stages)
+        return [(Fraction(span.start), Fraction(span.stop)) for span in spans]
+
+    return cut
 
 
 def _layer_cost(sizes: ModelSizes) -> float:

@@ -4,9 +4,15 @@ Everything here is frozen, small and free of behaviour that needs a clock, a soc
 Field terms are the paper's (DistServe, arXiv 2401.09670).
 """
 
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from fractions import Fraction
+from itertools import pairwise
 
 import msgspec
+
+Cut = Callable[[int], Sequence[tuple[Fraction, Fraction]]]
+"""For so many stages where each begins and ends among a model's layers, in any unit."""
 
 
 class Role(StrEnum):
@@ -63,6 +69,13 @@ class Parallelism(msgspec.Struct, frozen=True):
         return self.tp * self.pp
 
 
+def equal_cut(num_stages: int) -> list[tuple[Fraction, Fraction]]:
+    """Stages of the same number of layers, in shares of them all: what is taken where the model is
+    not known. `ipc.sharding.layer_cut` is the real one."""
+    ends = [Fraction(stage, num_stages) for stage in range(num_stages + 1)]
+    return list(pairwise(ends))
+
+
 class Segment(msgspec.Struct, frozen=True):
     """The workers of one stage of one instance: `tp` devices of one node."""
 
@@ -95,18 +108,17 @@ class InstanceSpec(msgspec.Struct, frozen=True):
     def node_of(self, worker: "WorkerName") -> str:
         return self.segments[worker.stage].node
 
-    def first_gap(self, decode: "InstanceSpec") -> tuple[int, int] | None:
+    def first_gap(self, decode: "InstanceSpec", cut: Cut = equal_cut) -> tuple[int, int] | None:
         """The first stages, here and there, that hold the same layers and share no node: what
         keeps `decode` from pulling out of this instance. None where every such pair shares one.
 
-        Stages are taken as equal shares of the layers; tensor-parallel ranks of a stage are on
-        one node, so that heads need no look.
+        Tensor-parallel ranks of a stage are on one node, so that heads need no look.
         """
-        ours, theirs = len(self.segments), len(decode.segments)
-        for here, segment in enumerate(self.segments):
-            for there, other in enumerate(decode.segments):
-                overlap = here * theirs < (there + 1) * ours and there * ours < (here + 1) * theirs
-                if overlap and segment.node != other.node:
+        ours, theirs = cut(len(self.segments)), cut(len(decode.segments))
+        for here, (start, stop) in enumerate(ours):
+            for there, (other_start, other_stop) in enumerate(theirs):
+                overlap = start < other_stop and other_start < stop
+                if overlap and self.segments[here].node != decode.segments[there].node:
                     return here, there
         return None
 

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import msgspec
 
+from ipc.sharding import ModelSizes
 from ipc.vocabulary import Parallelism
 from planner.errors import InfeasibleShape
 
@@ -67,6 +68,19 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     weight_bits: float = 16
     kv_bits: float = 16
     compute_bits: int = 16
+
+    @property
+    def sizes(self) -> ModelSizes:
+        """What a division among workers must know."""
+        return ModelSizes(
+            name=self.name,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.mlp_size,
+            vocab_size=self.vocab_size,
+        )
 
     @property
     def attention_matrix_params(self) -> int:

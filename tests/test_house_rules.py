@@ -26,6 +26,7 @@ PURE = (
     "ipc.kv_layout",
     "ipc.placement_file",
     "ipc.profile_table",
+    "ipc.sharding",
     "daemon.dispatch",
     "gpu_workers.batching",
     "gpu_workers.prefill_policy",

@@ -24,10 +24,12 @@ from ipc.placement_file import (
     read_placement,
     write_placement,
 )
+from ipc.sharding import layer_cut
 from ipc.vocabulary import InstanceSpec, Role
 from planner.deployment import Group
 from planner.errors import PlannerError
 from planner.intervals import Interval
+from planner.model_catalog import model_shape
 from planner.placement.assign import assign, node_names
 from planner.placement.choices import Candidate, Chosen, Problem, System
 from planner.placement.known_shapes import KnownShapes
@@ -57,7 +59,8 @@ def chosen_file(
     specs = assign(chosen.best.candidate, chosen.num_copies, cluster, problem.affinity, names)
     nodes = [FileNode(name, cluster.devices_per_node) for name in node_names(cluster, names)]
     packed = [_with_prefill_tokens(shapes, spec) for spec in specs]
-    return file_of(problem.known.model, nodes, packed, _origin(problem, chosen, made))
+    origin, cut = _origin(problem, chosen, made), layer_cut(model_shape(problem.known.model).sizes)
+    return file_of(problem.known.model, nodes, packed, origin, cut)
 
 
 def units_of(file: PlacementFile) -> tuple[Candidate, int]:

@@ -20,8 +20,18 @@ from ipc.placement_file import (
     to_json,
     write_placement,
 )
+from ipc.sharding import ModelSizes, layer_cut
 from ipc.vocabulary import InstanceSpec, Parallelism, Role, Segment
 
+LARGE_HEAD = ModelSizes(
+    name="small",
+    num_layers=4,
+    num_heads=1,
+    num_kv_heads=1,
+    hidden_size=8,
+    intermediate_size=8,
+    vocab_size=112,
+)
 NODES = (FileNode("a", 8), FileNode("b", 8))
 ORIGIN = FileOrigin(
     made="2026-11-29",
@@ -114,6 +124,28 @@ def test_stages_of_different_depths_overlap_by_their_share_of_the_layers(
     prefill = instance("prefill-0", ("a", (0,)), ("b", (0,)))
     decode = instance("decode-0", *((node, (1 + k,)) for k, node in enumerate(nodes)))
     assert prefill.first_gap(decode) == gap
+
+
+def test_where_the_model_is_known_its_stages_are_as_they_are_cut() -> None:
+    """A head that weighs as much as two of four layers leaves the second of two stages one."""
+    cut = layer_cut(LARGE_HEAD)
+    prefill = instance("prefill-0", ("a", (0,)), ("b", (0,)))
+    decodes = [
+        instance("decode-0", *((node, (1 + k,)) for k, node in enumerate(nodes)))
+        for nodes in ("aabb", "aaab")
+    ]
+    assert [prefill.first_gap(decode) for decode in decodes] == [None, (1, 2)]
+    assert [prefill.first_gap(decode, cut) for decode in decodes] == [(0, 2), None]
+
+
+def test_a_file_is_servable_if_both_who_knows_the_model_and_who_does_not_can_serve_it() -> None:
+    cut = layer_cut(LARGE_HEAD)
+    prefill = instance("prefill-0", ("a", (0,)), ("b", (0,)))
+    for nodes in ("aabb", "aaab"):
+        decode = instance("decode-0", *((node, (1 + k,)) for k, node in enumerate(nodes)))
+        assert not file_of("small", NODES, [prefill, decode], cut=cut).servable
+    same = instance("decode-0", ("a", (1,)), ("b", (1,)))
+    assert file_of("small", NODES, [prefill, same], cut=cut).servable
 
 
 def test_units_do_not_hand_over_to_each_other() -> None:
