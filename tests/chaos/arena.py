@@ -5,7 +5,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,15 +98,22 @@ class Arena:
         size: int,
         allowed: Collection[Ending] = (),
     ) -> list[Outcome]:
-        """All outcomes; each answer is checked. `allowed` are endings other than answers."""
+        """All outcomes; each answer is checked. `allowed` are endings other than answers.
+
+        It goes on until all that is to happen has happened.
+        """
         dice = random.Random(seed)
         asked = [self._some_leave(dice, *dice.choice(self.known)) for _ in range(size)]
         with (
             httpx.Client(base_url=self.service.url, timeout=BACK_WITHIN_S) as client,
             ThreadPoolExecutor(NUM_CLIENTS) as clients,
-            striking(strikes, self.service, self.orders),
+            striking(strikes, self.service, self.orders) as is_over,
         ):
             outcomes = list(clients.map(lambda one: one[0].by(client), asked))
+            while not allowed and not (is_over() and not any(self.orders.iterdir())):
+                more = [dice.choice(self.known) for _ in range(NUM_CLIENTS)]
+                asked += more
+                outcomes += clients.map(lambda one: one[0].by(client), more)
         for (ask, answer), outcome in zip(asked, outcomes, strict=True):
             if outcome.ending not in allowed:
                 check_outcome(ask, answer, outcome)
@@ -200,8 +207,11 @@ def check_outcome(ask: Ask, answer: Answer, outcome: Outcome) -> None:
 
 
 @contextmanager
-def striking(strikes: Sequence[Strike], service: Service, orders: Path) -> Iterator[None]:
-    """Strike in time while the body runs, each in a thread of its own."""
+def striking(
+    strikes: Sequence[Strike], service: Service, orders: Path
+) -> Iterator[Callable[[], bool]]:
+    """Strike in time while the body runs, each in a thread of its own; yields whether all is over
+    (but for orders that nobody has taken yet)."""
     failures: list[BaseException] = []
 
     def one(what: Strike) -> None:
@@ -215,7 +225,7 @@ def striking(strikes: Sequence[Strike], service: Service, orders: Path) -> Itera
     for thread in threads:
         thread.start()
     try:
-        yield
+        yield lambda: not any(thread.is_alive() for thread in threads)
     finally:
         for thread in threads:
             thread.join()
