@@ -7,7 +7,6 @@ Field terms are the paper's (DistServe, arXiv 2401.09670).
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from fractions import Fraction
-from itertools import pairwise
 
 import msgspec
 
@@ -72,8 +71,10 @@ class Parallelism(msgspec.Struct, frozen=True):
 def equal_cut(num_stages: int) -> list[tuple[Fraction, Fraction]]:
     """Stages of the same number of layers, in shares of them all: what is taken where the model is
     not known. `ipc.sharding.layer_cut` is the real one."""
-    ends = [Fraction(stage, num_stages) for stage in range(num_stages + 1)]
-    return list(pairwise(ends))
+    return [
+        (Fraction(stage, num_stages), Fraction(stage + 1, num_stages))
+        for stage in range(num_stages)
+    ]
 
 
 class Segment(msgspec.Struct, frozen=True):

@@ -33,6 +33,15 @@ def test_a_prompt_goes_on_only_to_where_its_blocks_can_be_pulled() -> None:
     assert table(here, there, source).best_decode(10, source) is there
 
 
+def test_instances_whose_place_nobody_told_reach_each_other() -> None:
+    """It once was a division by their zero stages."""
+    source, reader = (
+        Instance(name, 1, role, layout(10), lambda _: None)
+        for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE))
+    )
+    assert table(source, reader).can_serve
+
+
 def test_every_pair_of_stages_with_the_same_layers_must_share_a_node() -> None:
     source = instance("p", Role.PREFILL, "n0", "n1")
     whole, split = instance("d0", Role.DECODE, "n0"), instance("d1", Role.DECODE, "n0", "n1")
