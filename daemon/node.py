@@ -84,6 +84,7 @@ class Node:
             TimeoutError: something still is at the deadline; the node stays draining.
         """
         self._controller.is_draining = True
+        self._supervisor.on_change()
         async with asyncio.timeout(deadline_s):
             await self._controller.until_idle()
 
@@ -91,6 +92,7 @@ class Node:
         if not self._controller.is_draining:
             raise RefusedByState("the node is not draining")
         self._controller.is_draining = False
+        self._supervisor.on_change()
 
     def _instance(self, ward: Ward) -> InstanceStatus:
         life = ward.life

@@ -126,7 +126,13 @@ def starting(model: Path, *flags: str, **environment: str) -> Iterator[Service]:
     with tempfile.TemporaryDirectory(prefix="ds-") as run_dir:
         command = [sys.executable, "-P", "-m", "daemon", "serve", "--model", str(model)]
         command += ["--run-dir", run_dir, *flags]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,  # no terminal, whose end would be the service's
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
         service = Service(process, Path(run_dir))
         try:
             yield service

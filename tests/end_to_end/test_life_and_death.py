@@ -263,7 +263,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_the_service_manager_is_told_how_it_starts_serves_and_stops_C20(
+def test_the_service_manager_is_told_of_start_progress_reload_and_stop_C20(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
     with (
@@ -271,15 +271,21 @@ def test_the_service_manager_is_told_how_it_starts_serves_and_stops_C20(
         ThreadPoolExecutor() as pool,
     ):
         manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(20)
-        reading = pool.submit(datagrams_until, manager, "EXTEND_TIMEOUT_USEC=", after="STOPPING=1")
-        with serving(tiny_llama, *FLAGS, NOTIFY_SOCKET=str(tmp_path / "notify")) as service:
+        manager.settimeout(60)
+        where = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"}
+        starts = pool.submit(datagrams_until, manager, "WATCHDOG=1", after="READY=1")
+        with serving(tiny_llama, *FLAGS, **where) as service:
+            told = starts.result()
+            service.process.send_signal(signal.SIGHUP)
+            reloads = datagrams_until(manager, "READY=1", after="RELOADING=1")
+            stops = pool.submit(datagrams_until, manager, "EXTEND_TIMEOUT", after="STOPPING=1")
             assert service.stop() == 0
-        told = reading.result()
-    assert told[0].startswith("EXTEND_TIMEOUT_USEC=600000000")
-    (ready,) = (i for i, text in enumerate(told) if "READY=1" in text)
-    assert any("STATUS=prefill-0 loading" in text for text in told[:ready])
-    assert "prefill-0 ready, decode-0 ready" in told[ready]
+        stopping = next(text for text in stops.result() if "STOPPING=1" in text)
+    (ready,) = (text for text in told if "READY=1" in text)
+    assert any("STATUS=starting: prefill-0 " in text for text in told)
+    assert ready == "READY=1\nSTATUS=ready: 0 requests under way"
+    assert reloads[-1] == ready
+    assert stopping == "STOPPING=1\nSTATUS=draining: 0 requests under way"
 
 
 def datagrams_until(manager: socket.socket, last: str, *, after: str) -> list[str]:
