@@ -65,7 +65,7 @@ test-slow: $(TEST) $(MODEL_READY)
 
 soak: $(TEST)
 	$(call say,Attacking the service for $${SOAK_S:-3600} seconds)
-	@$(BIN)/python -P -m tests.chaos.soak $(ARGS)
+	@$(BIN)/python -m tests.chaos.soak $(ARGS)
 
 lint: $(TEST)
 	$(call say,Checking style and types)
