@@ -39,10 +39,14 @@ FRAMING_PER_BODY_BYTE = 8  # chunks of one byte need 5
 
 
 class Guards(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a client may take, in seconds, and who is told of refusals."""
+    """How long a client may take, in seconds, and who is told of refusals.
+
+    `flush_s` is for reading what was sent before the connection was closed.
+    """
 
     head_s: float = 10.0
     linger_s: float = 2.0
+    flush_s: float = 60.0
     on_refused: Callable[[ServeError], None] = lambda _: None
 
 
@@ -85,7 +89,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def leave(self) -> None:
         """The book gives this place to somebody else."""
-        self.transport.close()
+        self._close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
 
     # ---- what arrives -----------------------------------------------------------------------
 
@@ -157,6 +164,7 @@ class GuardedProtocol(HttpToolsProtocol):
         answered = self._running
         super().on_response_complete()
         if self.transport.is_closing():
+            self._close()
             return
         is_idle = self._running is answered
         if answered is self._arriving or (is_idle and self._is_deaf):
@@ -196,7 +204,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
         self.transport.write_eof()
-        self._timer = self.loop.call_later(self._guards.linger_s, self.transport.close)
+        self._timer = self.loop.call_later(self._guards.linger_s, self._close)
+
+    def _close(self) -> None:
+        """What is still to be sent is sent, but not waited for as long as the client likes."""
+        self._disarm()
+        self.transport.close()
+        self._timer = self.loop.call_later(self._guards.flush_s, self.transport.abort)
 
     def _on_late_head(self) -> None:
         """Whoever has said nothing is not told anything either: it may be about to."""
@@ -204,7 +218,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._has_begun or self._is_answering:
             self._refuse(RequestTooSlow("The request's head did not arrive in time."))
         else:
-            self.transport.close()
+            self._close()
 
     # ---- the state of affairs ---------------------------------------------------------------
 

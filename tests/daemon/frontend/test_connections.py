@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from daemon.connection_book import ConnectionBook
+from daemon.connection_book import Connection, ConnectionBook
 from daemon.frontend.bodies import Limits
 from daemon.generation import Delta
-from daemon.guarded_protocol import MAX_AHEAD
+from daemon.guarded_protocol import MAX_AHEAD, Guards
 from daemon.text import Tokenizer
 from ipc.vocabulary import FinishReason
 from tests.daemon.frontend.http_calls import COMPLETIONS, HELLO, REPLY
@@ -19,6 +19,18 @@ from tests.daemon.frontend.raw_http import HEALTH, answer_to, post, wire_to
 BODY = json.dumps(HELLO).encode()
 STREAM = json.dumps(HELLO | {"stream": True}).encode()
 END = [Delta(0, "end", (2,), None, FinishReason.LENGTH)]
+
+
+class WatchedBook(ConnectionBook):
+    """Tells when a connection has ended."""
+
+    def __init__(self, max_total: int, max_per_peer: int) -> None:
+        super().__init__(max_total, max_per_peer)
+        self.has_released = asyncio.Event()
+
+    def release(self, connection: Connection) -> None:
+        super().release(connection)
+        self.has_released.set()
 
 
 async def test_a_connection_too_many_is_told_to_come_back(tokenizer: Tokenizer) -> None:
@@ -145,3 +157,20 @@ async def test_a_connection_ends_when_its_client_wants_it_to(service: Service) -
         await wire.send(post(COMPLETIONS, BODY, "connection: close") + HEALTH)
         assert (await wire.answer()).headers["connection"] == "close"
         assert await wire.rest() == b""
+
+
+@pytest.mark.parametrize("header", ["connection: close", "connection: keep-alive"])
+async def test_an_answer_that_nobody_reads_is_not_kept_for_ever(
+    tokenizer: Tokenizer, header: str
+) -> None:
+    service = Service(tokenizer, reply=REPLY, limits=Limits())
+    service.book = book = WatchedBook(10, 10)
+    service.guards, service.idle_s = Guards(flush_s=0.2), 0.2
+    service.submitter.script = lambda _: [
+        [Delta(0, "x" * 30_000_000, (1,), None, FinishReason.LENGTH)]
+    ]
+    async with service.running(), wire_to(service.port) as wire:
+        wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await wire.send(post(COMPLETIONS, BODY, header))
+        await book.has_released.wait()
+    assert book.num_open == 0
