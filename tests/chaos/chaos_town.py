@@ -302,13 +302,12 @@ class ChaosTown(Town):
 
     def _send_stale(self, house: House) -> bool:
         """A command to the incarnation before; one must have died for that."""
-        if house.rig.name not in self._old_mail:
-            if house.wire.down:
-                self._die(house)
-            return False
-        old = self._old_mail[house.rig.name]
-        house.wire.down.append(old[0])
-        return True
+        if old := self._old_mail.get(house.rig.name):
+            house.wire.down.append(old[0])
+            return True
+        if house.wire.down:
+            self._die(house)
+        return False
 
     def _die(self, house: House) -> None:
         """Its process is gone; nobody knows yet."""
