@@ -208,6 +208,9 @@ def _serve_parser() -> argparse.ArgumentParser:
            type=float)  # fmt: skip
     option("run-dir", "where the sockets live (default: $RUNTIME_DIRECTORY, "
            "$XDG_RUNTIME_DIR/distserved or /tmp/distserved-UID)", metavar="DIR")  # fmt: skip
+    option("admin-address", "where consoles may come over TCP, with keys (default: nowhere; the "
+           "socket in the run directory is always there)", metavar="tcp://HOST:PORT")  # fmt: skip
+    option("admin-keys", "directory of `distserve console keygen`, which that needs", metavar="DIR")
     option("log-level", "the least that is logged", choices=get_args(LogLevel))
     return parser
 

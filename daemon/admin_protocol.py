@@ -1,105 +1,26 @@
-"""What the admin console and the daemon say to each other, as declared types.
+"""What the admin console and the daemon say to each other: requests, replies, and their bytes.
 
-One JSON object each way over a ZeroMQ DEALER - ROUTER pair on an `ipc://` socket: a request with
-a number, and the reply that bears the same number. Unknown fields, types and versions are
-errors: a console that is newer or older than the daemon is told so instead of half understood.
+One JSON object each way over a ZeroMQ DEALER - ROUTER pair: a request with a number, and the reply
+that bears the same number. Unknown fields, types and versions are errors: a console that is newer
+or older than the daemon is told so instead of half understood.
 """
 
 from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import orjson
 
-from ipc.vocabulary import Role
+from daemon.admin_commands import Command
+from daemon.admin_views import AuditLine, EventLine, RequestLine, SloWindow, Status
+from daemon.slo import Targets
+from daemon.timelines import RequestTimeline
+from ipc.placement_file import PlacementFile
 
 ADMIN_VERSION = 1
 MAX_ADMIN_MESSAGE_BYTES = 1 << 20
-MAX_DEADLINE_S = 86_400.0
 
 T = TypeVar("T")
-
-
-class NodeState(StrEnum):
-    """How the node is: degraded when an instance is down that was up, or is not up yet while
-    others serve. A degraded node takes requests as long as somebody does each phase."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DEGRADED = "degraded"
-    DRAINING = "draining"
-
-
-class BlockCounts(msgspec.Struct, frozen=True):
-    """One KV pool's books: free + held + in_use = total."""
-
-    total: int = 0
-    free: int = 0
-    held: int = 0
-    in_use: int = 0
-
-
-class WorkerStatus(msgspec.Struct, frozen=True):
-    """One process of an instance."""
-
-    stage: int
-    tp_rank: int
-    device: int
-    pid: int
-
-
-class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance as its supervisor and its leader last reported it; `pid` is the leader's."""
-
-    name: str
-    role: Role
-    state: str
-    tp: int = 1
-    pp: int = 1
-    pid: int | None = None
-    workers: tuple[WorkerStatus, ...] = ()
-    epoch: int = 0
-    restarts: int = 0
-    last_exit: str | None = None
-    queue_tokens: int = 0
-    running: int = 0
-    waiting: int = 0
-    blocks: BlockCounts = BlockCounts()
-    prefill_steps: int = 0
-    decode_steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    pulls: int = 0
-    kernels: str = ""
-
-
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The node at one moment. `requests` counts them by phase."""
-
-    state: NodeState
-    model: str
-    version: str
-    pid: int
-    uptime_s: float
-    requests: dict[str, int]
-    instances: tuple[InstanceStatus, ...]
-
-
-# ---- requests -------------------------------------------------------------------------------
-
-
-class GetStatus(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Answered by `StatusIs`."""
-
-
-class Drain(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Take nothing new and finish what is there. Answered when that is done, or too late."""
-
-    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=MAX_DEADLINE_S)]
-
-
-class Undrain(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Take requests again."""
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +28,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     version: int
     call_id: Annotated[int, msgspec.Meta(ge=0)]
-    command: GetStatus | Drain | Undrain
+    command: Command
 
 
 # ---- replies --------------------------------------------------------------------------------
@@ -119,8 +40,76 @@ class StatusIs(msgspec.Struct, frozen=True, tag=True):
     status: Status
 
 
+class RequestsAre(msgspec.Struct, frozen=True, tag=True):
+    """Some requests, and whether there are more than are told."""
+
+    requests: tuple[RequestLine, ...]
+    is_truncated: bool
+    num_open: int
+
+
+class TimelinesAre(msgspec.Struct, frozen=True, tag=True):
+    """Latest first; times are the daemon's CLOCK_MONOTONIC, and so is `now_s`."""
+
+    timelines: tuple[RequestTimeline, ...]
+    now_s: float
+
+
+class SloIs(msgspec.Struct, frozen=True, tag=True):
+    """The targets and how they were met, the shortest window first."""
+
+    targets: Targets
+    windows: tuple[SloWindow, ...]
+
+
+class PlanIs(msgspec.Struct, frozen=True, tag=True):
+    """The placement that runs, as a placement file."""
+
+    placement: PlacementFile
+
+
+class ConfigIs(msgspec.Struct, frozen=True, tag=True):
+    """The configuration in effect: every key, with what it was set to or its default."""
+
+    config: dict[str, Any]
+
+
+class VersionIs(msgspec.Struct, frozen=True, tag=True):
+    """The daemon's versions: its own, and of what is spoken here."""
+
+    version: str
+    admin_version: int
+    worker_protocol: int
+    placement_version: int
+    python: str
+    pid: int
+
+
+class BooksAre(msgspec.Struct, frozen=True, tag=True):
+    """What the leaders answered to an audit."""
+
+    books: tuple[AuditLine, ...]
+
+
+class EventsAre(msgspec.Struct, frozen=True, tag=True):
+    """Events in order. `next_after` is what to ask for next; `num_lost` of those that were asked
+    for are not kept any more."""
+
+    events: tuple[EventLine, ...]
+    next_after: int
+    num_lost: int
+
+
+class WouldDo(msgspec.Struct, frozen=True, tag=True):
+    """Nothing was done; this is what would be."""
+
+    sentences: tuple[str, ...]
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The command was carried out."""
+    """The command was carried out; what came of it, in words."""
+
+    said: str = ""
 
 
 class FailureCode(StrEnum):
@@ -140,7 +129,20 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Answer = StatusIs | Done | Failed
+Answer = (
+    StatusIs
+    | RequestsAre
+    | TimelinesAre
+    | SloIs
+    | PlanIs
+    | ConfigIs
+    | VersionIs
+    | BooksAre
+    | EventsAre
+    | WouldDo
+    | Done
+    | Failed
+)
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ Degree = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 Gibibytes = Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
 _ORIGIN = re.compile(r"\*|https?://[^\s/,]+")
+_TCP = r"^tcp://(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):[0-9]{1,5}$"
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 AUTO = "auto"  # a placement that the planner is to find ...
@@ -102,6 +103,8 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     start_timeout_s: Seconds = 600.0
     wedged_after_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 10.0
     run_dir: str | None = None
+    admin_address: Annotated[str, msgspec.Meta(pattern=_TCP)] | None = None
+    admin_keys: str | None = None
     log_level: LogLevel = "info"
 
     @property
@@ -194,6 +197,11 @@ def _check(config: DaemonConfig) -> None:
         raise ConfigError(
             f"prefill_policy {config.prefill_policy} is for steps of prompts alone, and with "
             "chunk_tokens and no prefill instances there are none"
+        )
+    if config.admin_address is not None and config.admin_keys is None:
+        raise ConfigError(
+            "admin_address: consoles come over TCP with keys only: set admin_keys "
+            "(`distserve console keygen DIR` makes them)"
         )
     if config.admission == SLO and config.ttft is None:
         raise ConfigError("admission = slo needs a target for the time to first token: set ttft")

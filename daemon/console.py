@@ -23,19 +23,17 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from daemon import admin_protocol
+from daemon.admin_commands import MAX_DEADLINE_S, Drain, GetStatus, Undrain
 from daemon.admin_protocol import (
     ADMIN_VERSION,
     BadMessage,
     Done,
-    Drain,
     Failed,
     FailureCode,
-    GetStatus,
     Request,
-    Status,
     StatusIs,
-    Undrain,
 )
+from daemon.admin_views import Status
 from daemon.console_tables import tables_of
 from daemon.errors import ExitError, Unreachable
 from ipc.run_dir import RunDir, default_run_dir
@@ -97,7 +95,7 @@ class ConsoleClient:
     def undrain(self) -> None:
         self._ask(Undrain(), _ANSWER_S)
 
-    def _ask(self, command: GetStatus | Drain | Undrain, timeout_s: float) -> StatusIs | Done:
+    def _ask(self, command: GetStatus | Drain | Undrain, timeout_s: float) -> admin_protocol.Answer:
         """Raises Unreachable, or CommandFailed with the daemon's own words."""
         request = Request(ADMIN_VERSION, next(self._call_ids), command)
         if not self._socket.poll(int(_CONNECT_S * 1000), zmq.POLLOUT):
@@ -187,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not 0 < value <= admin_protocol.MAX_DEADLINE_S:
+    if not 0 < value <= MAX_DEADLINE_S:
         raise argparse.ArgumentTypeError("a number of seconds from above 0 to a day")
     return value
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from daemon.admin_protocol import InstanceStatus, NodeState, Status
+from daemon.admin_views import InstanceStatus, NodeState, Status
 
 _COLOURS = {
     NodeState.STARTING: "yellow",

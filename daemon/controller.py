@@ -96,7 +96,7 @@ class Controller:
     def fail_all(self, error: ServeError) -> None:
         """End every request that is under way by an error."""
         for request in list(self._open):
-            self._fail(request, error)
+            self.fail(request, error)
 
     async def until_idle(self) -> None:
         """Wait until no request is under way."""
@@ -131,9 +131,10 @@ class Controller:
         """Its time is up. Before the first token it is as if it had been refused at the door."""
         if request.clock.first_token_s is None and not isinstance(error, RequestTimeout):
             self._metrics.refused(error)
-        self._fail(request, error)
+        self.fail(request, error)
 
-    def _fail(self, request: Request, error: ServeError) -> None:
+    def fail(self, request: Request, error: ServeError) -> None:
+        """End a request by an error. Idempotent."""
         request.stream.fail(error)
         self._stop_all(request, Phase.FAILED)
 
@@ -330,7 +331,7 @@ class Controller:
             return
         if trip.num_retries >= self._max_retries:
             tries = trip.num_retries + 1
-            self._fail(trip.request, WorkerFailed(f"given up after {tries} tries: {reason}"))
+            self.fail(trip.request, WorkerFailed(f"given up after {tries} tries: {reason}"))
             return
         self._metrics.retried(len(lost))
         for seq_id in lost:

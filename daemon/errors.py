@@ -187,6 +187,17 @@ class TooManyConnections(NotReady):
     code = "too_many_connections"
 
 
+class AbortedByOperator(ServeError):
+    """Ended on purpose. No status that clients take as an invitation to try again."""
+
+    status = 403
+    kind = "permission_error"
+    code = "aborted_by_operator"
+
+    def __init__(self) -> None:
+        super().__init__("This request was ended by the service's operator.")
+
+
 class ServiceFailed(ServeError):
     """A mistake of our own; what it was stands in the log, not in the answer."""
 

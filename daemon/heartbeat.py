@@ -45,6 +45,7 @@ class Heartbeat:
         self._clock = clock
         self._number = 0
         self._answers: dict[Sender, int] = {}
+        self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def num_beats(self) -> int:
@@ -58,6 +59,16 @@ class Heartbeat:
     def answered(self, worker: Sender, beat: int) -> None:
         """A worker has heard that beat."""
         self._answers[worker] = beat
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def heard(self) -> None:
+        """Wait until any worker answers."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
 
     def beat(self) -> None:
         """Judge by what has been answered so far, then ask again."""
@@ -68,9 +79,22 @@ class Heartbeat:
                 self._metrics.wedged(finding.instance)
                 lives[finding.epoch].doom(f"wedged: {finding.wedged}")
         self._answers = {who: beat for who, beat in self._answers.items() if who[1] in lives}
+        self.ask()
+
+    def ask(self) -> int:
+        """Have every worker answer now; the number that its answer bears."""
         self._number += 1
-        for life in lives.values():
+        for life in self._supervisor.watched_lives():
             life.ask(self._number)
+        return self._number
+
+    def silent(self, number: int) -> list[Incarnation]:
+        """Those whose leader has not answered that number yet, nor a later one."""
+        return [
+            life
+            for life in self._supervisor.watched_lives()
+            if self._answers.get((life.leader, life.epoch), 0) < number
+        ]
 
     def _facts(self, lives: Iterable[Incarnation]) -> Iterator[Facts]:
         for life in lives:

@@ -5,9 +5,17 @@ import os
 import time
 
 from daemon.admin_console import RefusedByState
-from daemon.admin_protocol import BlockCounts, InstanceStatus, NodeState, Status, WorkerStatus
+from daemon.admin_views import (
+    BlockCounts,
+    EventKind,
+    InstanceStatus,
+    NodeState,
+    Status,
+    WorkerStatus,
+)
 from daemon.controller import Controller
 from daemon.errors import Draining, NotReady
+from daemon.event_log import EventLog, Notebook
 from daemon.incarnation import Incarnation
 from daemon.segment_host import SegmentHost
 from daemon.supervisor import Supervisor
@@ -25,9 +33,12 @@ class Node:
         controller: Controller,
         supervisor: Supervisor,
         host: SegmentHost | None = None,
+        *,
+        events: Notebook | None = None,
     ) -> None:
-        self._model_id = model_id
-        self._version = version
+        self.model_id = model_id
+        self.version = version
+        self._events = events or EventLog()
         self._controller = controller
         self._supervisor = supervisor
         self._host = host
@@ -69,8 +80,8 @@ class Node:
     def status(self) -> Status:
         return Status(
             state=self.state,
-            model=self._model_id,
-            version=self._version,
+            model=self.model_id,
+            version=self.version,
             pid=os.getpid(),
             uptime_s=time.monotonic() - self._started_s,
             requests=self._controller.count_phases(),
@@ -84,14 +95,17 @@ class Node:
             TimeoutError: something still is at the deadline; the node stays draining.
         """
         self._controller.is_draining = True
+        self._events.note(EventKind.DRAIN_BEGAN, "node", f"within {deadline_s:g} s")
         self._supervisor.on_change()
         async with asyncio.timeout(deadline_s):
             await self._controller.until_idle()
+        self._events.note(EventKind.DRAIN_ENDED, "node", "nothing is under way")
 
     def undrain(self) -> None:
         if not self._controller.is_draining:
             raise RefusedByState("the node is not draining")
         self._controller.is_draining = False
+        self._events.note(EventKind.DRAIN_ENDED, "node", "taken back")
         self._supervisor.on_change()
 
     def _instance(self, ward: Ward) -> InstanceStatus:
@@ -101,7 +115,7 @@ class Node:
         return InstanceStatus(
             name=ward.spec.name,
             role=ward.spec.role,
-            state=ward.state,
+            state="draining" if known and known.is_draining else ward.state,
             tp=ward.spec.parallelism.tp,
             pp=ward.spec.parallelism.pp,
             pid=life.workers[life.leader].pid if life and life.workers else None,
@@ -112,12 +126,7 @@ class Node:
             queue_tokens=known.prefill_load.queued_tokens if known else 0,
             running=stats.num_running,
             waiting=stats.num_waiting,
-            blocks=BlockCounts(
-                total=stats.blocks_total,
-                free=stats.blocks_free,
-                held=stats.blocks_held,
-                in_use=stats.blocks_in_use,
-            ),
+            blocks=block_counts(stats),
             prefill_steps=stats.prefill_steps,
             decode_steps=stats.decode_steps,
             prefill_tokens=stats.prefill_tokens,
@@ -125,6 +134,16 @@ class Node:
             pulls=stats.num_pulls,
             kernels=life.ready[life.leader].kernels if life and life.is_ready else "",
         )
+
+
+def block_counts(stats: Stats) -> BlockCounts:
+    """A leader's books as consoles see them."""
+    return BlockCounts(
+        total=stats.blocks_total,
+        free=stats.blocks_free,
+        held=stats.blocks_held,
+        in_use=stats.blocks_in_use,
+    )
 
 
 def _workers(life: Incarnation) -> tuple[WorkerStatus, ...]:

@@ -9,26 +9,23 @@ import asyncio
 import importlib.metadata
 import logging
 import socket
-import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 
 import zmq.asyncio
 
 from daemon import http_server, listen_fds, planning, signals, worker_link
-from daemon.admin_console import AdminConsole
+from daemon.admin_service import AdminService, Surroundings
 from daemon.admission import Capacity
-from daemon.chat_template import ChatTemplate
-from daemon.config import AUTO, DaemonConfig, model_context
+from daemon.config import AUTO, DaemonConfig
 from daemon.controller import Controller
 from daemon.deadlines import TimeLimits
 from daemon.door import Door
-from daemon.errors import AlreadyRunning, ConfigError, Draining, ExitError, StoppedEarly
+from daemon.errors import Draining, StoppedEarly
+from daemon.event_log import EventLog
 from daemon.feasibility import check_placement
 from daemon.frontend.app import build_app
 from daemon.frontend.bodies import Limits
-from daemon.frontend.served_model import ServedModel
 from daemon.guarded_protocol import Guards
 from daemon.heartbeat import Heartbeat
 from daemon.link_keys import keys_for
@@ -39,7 +36,9 @@ from daemon.metrics import Metrics
 from daemon.model_sizes import read_outline
 from daemon.neighbours import Neighbours
 from daemon.node import Node
+from daemon.operations import Parts
 from daemon.placement import guests_of, hosts_of, own_node, placement_of
+from daemon.preparation import first_exit_error, load_model, own_run_dir
 from daemon.pulse import Pulse
 from daemon.quarantine import Quarantine
 from daemon.reload import Reloader
@@ -47,11 +46,11 @@ from daemon.remote_node import RemoteNode
 from daemon.sd_notify import Notifier
 from daemon.segment_host import SegmentHost
 from daemon.service_report import ServiceReport, Stage, status_line
+from daemon.slo import SloBook, Targets
 from daemon.supervisor import Supervisor
 from daemon.targets import target_of
-from daemon.text import Tokenizer
 from daemon.worker_configs import WorkerConfigs
-from ipc.run_dir import RunDir, RunDirBusy, RunDirUnusable, default_run_dir, owned
+from ipc.run_dir import RunDir
 from ipc.sockets import DaemonSocket
 
 logger = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ def run(config: DaemonConfig, read: Callable[[], DaemonConfig]) -> None:
             passed = listen_fds.inherited()
             listener = stack.enter_context(passed or http_server.bind(config.host, config.port))
             notifier = stack.enter_context(Notifier.from_environment())
-            run_dir = stack.enter_context(_own_run_dir(config))
+            run_dir = stack.enter_context(own_run_dir(config))
             if config.placement == AUTO:
                 notifier.extend(config.start_timeout_s, "searching a placement")
                 config = planning.searched(config, run_dir.path)
@@ -78,7 +77,7 @@ def run(config: DaemonConfig, read: Callable[[], DaemonConfig]) -> None:
             daemon = Daemon(config, run_dir, notifier, reloader)
             asyncio.run(daemon.run(listener))
     except BaseExceptionGroup as group:
-        raise _first_exit_error(group) from group
+        raise first_exit_error(group) from group
     except KeyboardInterrupt as interrupt:
         raise StoppedEarly("stopped before it could serve") from interrupt
 
@@ -93,9 +92,11 @@ class Daemon:
         self._run_dir = run_dir
         self._notifier = notifier
         self._reloader = reloader
+        self._drain_s: float | None = None  # as an operator wants it
         self._model = load_model(config)
         self._placement = placement_of(config)
-        check_placement(config, self._placement, read_outline(config))
+        self._outline = read_outline(config)
+        check_placement(config, self._placement, self._outline)
         self._target = target_of(config)
         self._book = http_server.book_of(config.max_connections, config.max_connections_per_peer)
         self._keys = keys_for(config, self._placement)
@@ -104,7 +105,7 @@ class Daemon:
 
     async def run(self, listener: socket.socket) -> None:
         """Until the first signal and the drain that follows it."""
-        stop = asyncio.Event()
+        self._stop = stop = asyncio.Event()
         with signals.handled(stop.set, self._reload), ExitStack() as sockets:
             self._wire(listener)
             self._meeting_points.sweep()
@@ -113,7 +114,7 @@ class Daemon:
             sockets.callback(self._link.close)
             if self._host is not None:
                 sockets.callback(self._host.close)
-            sockets.callback(self._console.close)
+            sockets.callback(self._admin.close)
             async with asyncio.TaskGroup() as house:
                 background = [house.create_task(forever) for forever in self._endless()]
                 lives = house.create_task(self._supervisor.run())
@@ -136,7 +137,7 @@ class Daemon:
         yield self._report.run()
         yield self._controller.timekeeper.run()
         yield LoopLag(self._metrics.loop_lagged).run()
-        yield self._console.serve()
+        yield self._admin.run()
         yield self._neighbours.run()
         if self._host is not None:
             yield self._host.serve()
@@ -147,11 +148,12 @@ class Daemon:
         self._context = zmq.asyncio.Context()
         self._link = DaemonSocket(self._context, f"ipc://{self._run_dir.worker_socket}")
         self._metrics = Metrics(config.model_id)
+        capacity = Capacity(self._model.max_context)
         self._controller = Controller(
             self._model.tokenizer,
             self._metrics,
             Door(
-                Capacity(self._model.max_context),
+                capacity,
                 max_queued=config.max_queued,
                 target=self._target,
             ),
@@ -180,9 +182,23 @@ class Daemon:
             wedged_after_s=config.wedged_after_s,
         )
         version = importlib.metadata.version("distserved")
-        self._node = Node(config.model_id, version, self._controller, self._supervisor, self._host)
+        events = EventLog()
+        self._node = Node(
+            config.model_id, version, self._controller, self._supervisor, self._host, events=events
+        )
+        around = Surroundings(
+            node=self._node,
+            parts=Parts(
+                config, self._outline, self._controller, self._supervisor, configs, capacity
+            ),
+            heartbeat=beat,
+            slo=SloBook(Targets()),
+            events=events,
+            reloader=self._reloader,
+            shut_down=self._shut_down,
+        )
+        self._admin = AdminService(self._context, self._run_dir.admin_socket, around)
         self._supervisor.on_change = self._on_change
-        self._console = AdminConsole(self._context, self._run_dir.admin_socket, self._node)
         self._server = http_server.HttpServer(
             build_app(
                 self._controller,
@@ -252,6 +268,7 @@ class Daemon:
 
     def _on_change(self) -> None:
         """An instance moved: tell the service manager, and people once it can serve."""
+        self._admin.feed.look()
         self._report.changed()
         if self._report.stage is not Stage.STARTING:
             return
@@ -273,10 +290,15 @@ class Daemon:
         for line in _welcome(self._config.model_id, self._url):
             logger.info("%s", line)
 
+    def _shut_down(self, drain_s: float | None) -> None:
+        """As by a signal, with a drain time of its own."""
+        self._drain_s = drain_s
+        self._stop.set()
+
     async def _wind_down(self, stop: asyncio.Event) -> None:
         """Drain, end what is left by an error, and let everything go."""
         stop.clear()
-        drain_s = self._reloader.config.drain_s
+        drain_s = self._reloader.config.drain_s if self._drain_s is None else self._drain_s
         logger.info("stopping: %d requests may take %.0f s", self._controller.num_open, drain_s)
         drain = asyncio.ensure_future(self._node.drain(drain_s))
         await asyncio.sleep(0)  # it drains from here on
@@ -294,38 +316,6 @@ class Daemon:
         if self._host is not None:
             await self._host.stop()
         logger.info("stopped")
-
-
-def load_model(config: DaemonConfig) -> ServedModel:
-    """The model's text side. Raises ConfigError."""
-    max_context = model_context(config)
-    return ServedModel(
-        id=config.model_id,
-        tokenizer=Tokenizer.from_directory(config.model_dir),
-        chat_template=ChatTemplate.from_directory(config.model_dir),
-        max_context=max_context,
-        created=int(time.time()),
-    )
-
-
-@contextmanager
-def _own_run_dir(config: DaemonConfig) -> Iterator[RunDir]:
-    path = Path(config.run_dir) if config.run_dir else default_run_dir()
-    try:
-        with owned(path) as run_dir:
-            yield run_dir
-    except RunDirBusy as error:
-        raise AlreadyRunning(str(error)) from error
-    except RunDirUnusable as error:
-        raise ConfigError(str(error)) from error
-
-
-def _first_exit_error(group: BaseExceptionGroup) -> BaseException:
-    """What a part of the daemon ended it with, if it was on purpose; else the whole group."""
-    found: BaseException = group.subgroup(ExitError) or group
-    while isinstance(found, BaseExceptionGroup) and found is not group:
-        found = found.exceptions[0]
-    return found
 
 
 def _welcome(model_id: str, url: str) -> tuple[str, str]:

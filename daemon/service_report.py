@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 
-from daemon.admin_protocol import NodeState
+from daemon.admin_views import NodeState
 from daemon.pulse import Pulse
 from daemon.sd_notify import Notifier
 

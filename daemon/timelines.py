@@ -61,15 +61,25 @@ class Timelines:
         """Oldest first."""
         return map(timeline_of, self._open.values())
 
+    def open_requests(self) -> Iterable[Request]:
+        """Oldest first; the requests themselves, which cost nothing."""
+        return self._open.values()
+
+    def find_open(self, word: str) -> Request | None:
+        """By number or label; of several with one label, the latest."""
+        if word.isdecimal() and (request := self._open.get(int(word))) is not None:
+            return request
+        return next((r for r in reversed(self._open.values()) if r.label == word), None)
+
     def ended_ones(self) -> Iterator[RequestTimeline]:
         """Latest first."""
         return reversed(self._ended)
 
     def find(self, word: str) -> RequestTimeline | None:
         """By number or label; of several with one label, the latest."""
-        candidates = [*self._ended, *self.open()]
-        named = [t for t in candidates if word in (str(t.number), t.label)]
-        return named[-1] if named else None
+        if (request := self.find_open(word)) is not None:
+            return timeline_of(request)
+        return next((t for t in self.ended_ones() if word in (str(t.number), t.label)), None)
 
 
 def timeline_of(request: Request) -> RequestTimeline:

@@ -3,7 +3,7 @@
 import pytest
 
 from daemon.admin_console import RefusedByState
-from daemon.admin_protocol import NodeState
+from daemon.admin_views import NodeState
 from daemon.errors import Draining, NotReady
 from daemon.node import Node
 from ipc.messages import Stats

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.admin_protocol import NodeState
+from daemon.admin_views import NodeState
 from daemon.pulse import Pulse
 from daemon.sd_notify import Notifier
 from daemon.service_report import ServiceReport, status_line

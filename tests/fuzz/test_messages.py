@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon import admin_protocol, node_messages
-from daemon.admin_protocol import ADMIN_VERSION, BadMessage, Drain, GetStatus, Undrain
+from daemon.admin_commands import Drain, GetStatus, Undrain
+from daemon.admin_protocol import ADMIN_VERSION, BadMessage
 from daemon.node_messages import Ended, Evicted, Join, Joined, Kill, Lend, Session, Spawn, Tell
 from ipc import codec
 from ipc.codec import Kind, WireError
