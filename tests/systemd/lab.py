@@ -21,7 +21,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 BOOT = Path(__file__).parent / "boot.sh"
 SYSTEMD = Path("/lib/systemd/systemd")
-TOOLS = ("unshare", "nsenter", "systemctl", "ip", "mount", "curl")
+TOOLS = ("unshare", "nsenter", "setpriv", "systemctl", "ip", "mount", "curl")
 ENVIRONMENT = {
     "PATH": "/opt/distserve/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LD_LIBRARY_PATH": "/opt/python/lib",
@@ -138,7 +138,9 @@ def booted(directory: Path, *, is_installed: bool = True) -> Iterator[Lab]:
     with _cgroups(f"lab-{os.getpid()}") as cgroups, open(directory / "boot.log", "w") as log:
         kind = "installed" if is_installed else "bare"
         places = [str(directory), str(ROOT), sys.base_prefix, sys.prefix, kind]
-        unshare = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
+        # However the tests end, the lab does with them.
+        unshare = ["setpriv", "--pdeathsig", "SIGKILL", "unshare", *NAMESPACES]
+        unshare += ["--fork", "--kill-child", "--mount-proc"]
         enter = 'for g in $CGROUPS; do echo $$ >"$g/cgroup.procs"; done; exec "$@"'
         process = subprocess.Popen(
             ["sh", "-c", enter, "sh", *unshare, "bash", str(BOOT), *places],
@@ -184,6 +186,7 @@ def _cgroups(name: str) -> Iterator[list[Path]]:
         number, controllers, own = line.split(":", 2)
         for mounted in _hierarchy(number, controllers):
             cgroup = mounted / own.lstrip("/") / name
+            _sweep(cgroup.parent)
             with contextlib.suppress(OSError):
                 cgroup.mkdir()
                 made.append(cgroup)
@@ -193,6 +196,13 @@ def _cgroups(name: str) -> Iterator[list[Path]]:
         yield made
     finally:
         for cgroup in made:
+            _remove(cgroup)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what tests left that were killed."""
+    for cgroup in parent.glob("lab-*"):
+        if not psutil.pid_exists(int(cgroup.name.removeprefix("lab-"))):
             _remove(cgroup)
 
 
