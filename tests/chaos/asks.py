@@ -23,7 +23,7 @@ from tests.gpu_workers.checkpoints import NUM_TOKEN_IDS
 MAX_PROMPT, MAX_TOKENS = 100, 40
 NOISE = 1e-3
 NUM_SHIFTS = 4
-DOOR_S = 60.0  # so long a refusal at the door is tried again
+DOOR_S = 150.0  # so long a refusal at the door is tried again
 
 Answer = tuple[tuple[str, str, tuple[int, ...]], ...]
 """By choice: text, finish reason, tokens."""

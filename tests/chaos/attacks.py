@@ -13,7 +13,7 @@ from tests.end_to_end.service import Service, eventually
 
 PAUSE_S = 1.0
 SLOW_S, SLOW_CYCLE_S, SLOWNESS = 3.0, 0.1, 10
-PEER_BACK_S = 60.0
+PEER_BACK_S = 150.0
 DAEMON = "daemon"
 KILLED_BY = {"sigkill": signal.SIGKILL, "sigterm": signal.SIGTERM}
 

@@ -40,7 +40,7 @@ SPARE = ("2P+2D", "2M")
 ON_DAEMON = (Attack.PAUSED, Attack.SLOW, Attack.NO_DESCRIPTORS, Attack.SIGKILL, Attack.SIGTERM)
 ENDS_DAEMON = {Attack.SIGKILL: -signal.SIGKILL, Attack.SIGTERM: 0}
 NUM_ASKS, ROUND_SIZE = 60, 160
-LIFE_S = 300.0  # then another topology
+LIFE_S = 150.0  # then another: back-off grows with every death
 ALLOWED = {Ending.LEFT, Ending.REFUSED, Ending.CUT}
 
 
