@@ -148,6 +148,10 @@ def _serve_parser() -> argparse.ArgumentParser:
     option("served-model-name", "the model's id in the API (default: the directory's name)")
     option("host", "address to listen on")
     option("port", "port to listen on", type=int)
+    option("admin-host", "loopback address of the status page and its /metrics, or none")
+    option("admin-port", "its port; where somebody has it, the daemon serves without", type=int)
+    option("otlp-endpoint", "where traces of requests go, by OTLP over HTTP (needs the extra otel)",
+           metavar="URL")  # fmt: skip
     option("max-connections", "HTTP connections that may be open (default: what the limit on open "
            "files leaves, at most 16384)", type=int, metavar="N")  # fmt: skip
     option("max-connections-per-peer", "the same, from one address (default: three quarters)",
@@ -166,8 +170,9 @@ def _serve_parser() -> argparse.ArgumentParser:
            "the planner choose for this machine and these:", metavar="FILE|auto")  # fmt: skip
     option("workload", "auto: what is sent, in the words of `distserve plan`", metavar="NAME|CSV")
     option("rate", "auto: requests per second to carry (default: the best unit)", type=float)
-    option("ttft", "auto, slo: target for the time to first token, such as 200ms", metavar="TIME")
-    option("tpot", "auto: target for the time per output token", metavar="TIME")
+    option("ttft", "target for the time to first token, such as 200ms: what auto plans for, slo "
+           "refuses by and metrics are judged by", metavar="TIME")  # fmt: skip
+    option("tpot", "the same for the time per output token (not slo)", metavar="TIME")
     option("profile", "auto, slo: a table by `distserve profile` (default: a rough sheet of a "
            "core; slo: what is measured while it serves)", metavar="FILE")  # fmt: skip
     option("node", "this node's name in the placement (default: the only one there, else the "

@@ -4,6 +4,7 @@ A flag wins over the file, the file over the default. Unknown keys are errors, a
 carries the path to its field.
 """
 
+import ipaddress
 import re
 import tomllib
 from pathlib import Path
@@ -27,8 +28,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 AUTO = "auto"  # a placement that the planner is to find ...
 SEARCHED = ("workload", "rate", "ttft", "tpot", "profile")  # ... for these
-SLO = "slo"  # an admission that refuses who would miss the target ...
-PROMISED = ("ttft", "profile")  # ... that is given here, by the times that are measured here
+TARGETS = ("ttft", "tpot")  # ... of which these are the SLO that metrics are judged by in any case
+SLO = "slo"  # an admission that refuses who would miss the target `ttft`, by `profile`
+NO_LISTENER = "none"
 
 RELOADABLE = ("log_level", "drain_s")  # by SIGHUP; all others take a restart
 
@@ -58,6 +60,9 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     served_model_name: str | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
+    admin_host: str = "127.0.0.1"
+    admin_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 9470
+    otlp_endpoint: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/]+")] | None = None
     max_connections: Positive | None = None
     max_connections_per_peer: Positive | None = None
     cors_origins: tuple[str, ...] = ()
@@ -174,12 +179,21 @@ def _check_source(values: dict[str, Any]) -> None:
             "there are and in which shapes"
         )
     is_slo = values.get("admission") == SLO
-    searched = [key for key in SEARCHED if key in values and not (is_slo and key in PROMISED)]
+    elsewhere = (*TARGETS, "profile") if is_slo else TARGETS
+    searched = [key for key in SEARCHED if key in values and key not in elsewhere]
     if searched and values.get("placement") != AUTO:
-        or_slo = ", or an admission by target: admission = slo" if searched[0] in PROMISED else ""
+        is_profile = searched[0] == "profile"
+        or_slo = ", or an admission by target: admission = slo" if is_profile else ""
         raise ConfigError(
             f"{searched[0]} is for a placement that is searched: placement = auto{or_slo}"
         )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _check(config: DaemonConfig) -> None:
@@ -188,6 +202,11 @@ def _check(config: DaemonConfig) -> None:
             raise ConfigError(
                 f"cors_origins: {origin!r} is none; an origin is https://HOST[:PORT], or * for any"
             )
+    if config.admin_host != NO_LISTENER and not _is_loopback(config.admin_host):
+        raise ConfigError(
+            f"admin_host: {config.admin_host!r} is no loopback address, and nobody is asked for a "
+            "key there; scrape /metrics on the service's own port, or tunnel (ssh -L)"
+        )
     if not config.prefill + config.mixed:
         raise ConfigError("nobody prefills: set prefill or mixed to 1 or more")
     if not config.decode + config.mixed:

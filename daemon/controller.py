@@ -207,6 +207,7 @@ class Controller:
             return
         match event:
             case Tokens():
+                self._metrics.decode_step(len(event.rows))
                 for row in event.rows:
                     self._token(row, event.started_s)
             case Prefilled():
@@ -220,8 +221,8 @@ class Controller:
             case Refused():
                 self._refused(instance, event)
             case Stats():
+                self._metrics.observed(instance, event)
                 instance.stats = event
-                self._metrics.observed(instance.name, event)
             case _:
                 assert_never(event)
         if self._clear:
@@ -282,12 +283,14 @@ class Controller:
         """Pass a choice's tokens on to the client."""
         trip.request.stream.put(delta)
         if delta.token_ids:
-            trip.request.clock.token(self._clock())
-            self._metrics.tokens(len(delta.token_ids))
+            now_s = self._clock()
+            trip.request.clock.token(now_s)
+            self._metrics.tokens(len(delta.token_ids), trip.choices[seq_id].gap_s(now_s))
         if delta.finished is not None:
             self._trips.leave(trip, seq_id)
 
     def _pulled(self, event: Pulled) -> None:
+        self._metrics.pulled(event)
         self._trips.release(event.request_id)
         trip = self._trips.get(event.request_id)
         if trip is not None:
@@ -297,6 +300,7 @@ class Controller:
 
     def _preempted(self, seq_id: int) -> None:
         """A choice gave its blocks back: it is prefilled again with what it has put out."""
+        self._metrics.preempted()
         trip = self._trips.of_sequence(seq_id)
         if trip is None:
             return

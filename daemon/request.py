@@ -114,6 +114,12 @@ class Choice:
         self.output: list[int] = []
         self.finished: FinishReason | None = None
         self._text = text
+        self._told_s: float | None = None
+
+    def gap_s(self, now_s: float) -> float | None:
+        """Tokens are passed on: how long after the ones before; None with the first ones."""
+        before_s, self._told_s = self._told_s, now_s
+        return None if before_s is None else now_s - before_s
 
     def take(self, row: TokenRow) -> Delta:
         """Tokens have come: append them, and end by a stop string where one is completed.

@@ -46,9 +46,8 @@ from daemon.remote_node import RemoteNode
 from daemon.sd_notify import Notifier
 from daemon.segment_host import SegmentHost
 from daemon.service_report import ServiceReport, Stage, status_line
-from daemon.slo import SloBook, Targets
 from daemon.supervisor import Supervisor
-from daemon.targets import target_of
+from daemon.targets import slo_of, target_of
 from daemon.worker_configs import WorkerConfigs
 from ipc.run_dir import RunDir
 from ipc.sockets import DaemonSocket
@@ -147,7 +146,7 @@ class Daemon:
         self._url = http_server.url_of(listener)
         self._context = zmq.asyncio.Context()
         self._link = DaemonSocket(self._context, f"ipc://{self._run_dir.worker_socket}")
-        self._metrics = Metrics(config.model_id)
+        self._metrics = Metrics(config.model_id, slo_of(config))
         capacity = Capacity(self._model.max_context)
         self._controller = Controller(
             self._model.tokenizer,
@@ -192,7 +191,7 @@ class Daemon:
                 config, self._outline, self._controller, self._supervisor, configs, capacity
             ),
             heartbeat=beat,
-            slo=SloBook(Targets()),
+            slo=self._metrics.slo,
             events=events,
             reloader=self._reloader,
             shut_down=self._shut_down,

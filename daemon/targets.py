@@ -13,6 +13,7 @@ import orjson
 from daemon.config import SLO, DaemonConfig
 from daemon.door import Target
 from daemon.errors import ConfigError
+from daemon.slo import Targets
 from ipc.profile_table import TABLE_VERSION, ProfileTable
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
@@ -30,6 +31,14 @@ def target_of(config: DaemonConfig) -> Target | None:
             f"{config.dtype}: measure again by `distserve profile --dtype {config.dtype}`"
         )
     return Target(ttft_s=read_time_s(config.ttft, "ttft"), table=table)
+
+
+def slo_of(config: DaemonConfig) -> Targets:
+    """What answers are judged by. Raises ConfigError."""
+    return Targets(
+        ttft_s=read_time_s(config.ttft, "ttft") if config.ttft else None,
+        tpot_s=read_time_s(config.tpot, "tpot") if config.tpot else None,
+    )
 
 
 def read_time_s(text: str, key: str) -> float:

@@ -6,6 +6,8 @@ import pytest
 
 from daemon.config import DaemonConfig, model_context, read_config
 from daemon.errors import ConfigError
+from daemon.slo import Targets
+from daemon.targets import slo_of
 from ipc.vocabulary import DType, Role
 
 
@@ -103,9 +105,25 @@ def test_an_admission_by_target_needs_one(tmp_path: Path) -> None:
     assert read_config(file, {"ttft": "200ms"}).ttft == "200ms"
 
 
-@pytest.mark.parametrize(("key", "value"), [("ttft", "1s"), ("profile", "table.json")])
-def test_a_target_or_a_table_that_nobody_would_look_at_is_refused(key: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{key} is for .*placement = auto, .*admission = slo"):
-        read_config(None, {key: value})
-    with pytest.raises(ConfigError, match=r"tpot is for a placement that is searched"):
-        read_config(None, {"tpot": "1s", "ttft": "1s", "admission": "slo"})
+def test_a_table_that_nobody_would_look_at_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"profile is for .*placement = auto, .*admission = slo"):
+        read_config(None, {"profile": "table.json"})
+
+
+def test_targets_are_told_in_any_case_for_metrics_are_judged_by_them() -> None:
+    config = read_config(None, {"ttft": "1s", "tpot": "50ms"})
+    assert slo_of(config) == Targets(ttft_s=1.0, tpot_s=0.05)
+    assert slo_of(read_config(None, {})) == Targets()
+    with pytest.raises(ConfigError, match="tpot is a time above zero such as 200ms or 2s"):
+        slo_of(read_config(None, {"tpot": "soon"}))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "example.org", ""])
+def test_the_admin_listener_is_on_loopback_or_nowhere(host: str) -> None:
+    with pytest.raises(ConfigError, match="admin_host: .* is no loopback address"):
+        read_config(None, {"admin_host": host})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost", "none"])
+def test_a_loopback_admin_host_is_taken(host: str) -> None:
+    assert read_config(None, {"admin_host": host}).admin_host == host

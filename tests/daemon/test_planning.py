@@ -76,9 +76,9 @@ def test_the_planner_is_asked_for_this_machine_and_this_service(
 
 
 def test_what_is_for_a_search_needs_one() -> None:
-    with pytest.raises(ConfigError, match="ttft is for a placement that is searched"):
-        read_config(None, {"ttft": "200ms"})
-    assert read_config(None, {"ttft": "200ms", "placement": "auto"}).ttft == "200ms"
+    with pytest.raises(ConfigError, match="rate is for a placement that is searched"):
+        read_config(None, {"rate": 2.0})
+    assert read_config(None, {"rate": 2.0, "placement": "auto"}).rate == 2.0
 
 
 async def test_a_signal_ends_the_search_and_its_helpers(tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def test_counts_add_up_over_deaths_departures_and_refusals_D8_D10_D11(
         for how in ("finished", "aborted", "failed")
     }
     assert ended == {"finished": 9, "aborted": 3, "failed": 0}
-    model = {"model_name": "test"}
+    model = {"model_name": "test", "engine": "0"}
     assert counted(town, "vllm:time_to_first_token_seconds", **model) == 9
     assert counted(town, "vllm:request_success", finished_reason="length", **model) == 9
     assert counted(town, "distserve_requests_refused", reason="queue_full") == 1
