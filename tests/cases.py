@@ -59,7 +59,7 @@ CASES = {
     "C7": "workers do not outlive a killed daemon",
     "C8": "a stop while workers start ends them too",
     "C9": "one budget of time for a stop, handed down",
-    "C10": "no port or path is looked up first and bound later",
+    "C10": "a group meets by paths of its own; a port that was taken meanwhile is noticed",
     "C11": "two daemons and two instances never want the same port or path by default",
     "C13": "device memory is of a kind that peers can map quickly, or it is said",
     "C14": "which way copies between devices take is told",

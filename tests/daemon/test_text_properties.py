@@ -14,10 +14,14 @@ from tests.daemon.small_tokenizers import byte_level_directory, load
 from tests.daemon.token_streams import byte_ids
 
 # Few letters, so that they meet often; of one to four bytes, so that tokens end amid them.
-LETTERS = "abé世🎉"
-TEXTS = st.text(LETTERS, max_size=24)
-STOPS = st.lists(st.text(LETTERS, min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)
-CUTS = st.lists(st.integers(0, 96), max_size=12)
+LETTERS = "ab🎉"
+TEXTS = st.lists(st.sampled_from([*LETTERS, "aab", "ba🎉a", "é世"]), max_size=16).map("".join)
+STOPS = st.lists(
+    st.one_of(st.text(LETTERS, min_size=1, max_size=4), st.sampled_from(["aaba", "ba🎉ab", "世é"])),
+    min_size=1,
+    max_size=4,
+).map(tuple)
+CUTS = st.lists(st.integers(0, 32), min_size=1, max_size=16)
 BROKEN = st.one_of(
     st.binary(max_size=24),
     st.lists(
