@@ -1,4 +1,7 @@
-"""A node's status as tables for people."""
+"""A node's status as tables for people.
+
+Each fits 80 columns; no cell is read as markup.
+"""
 
 from collections.abc import Sequence
 
@@ -19,9 +22,9 @@ def tables_of(status: Status) -> list[Table]:
     """The node, its instances as processes, and what they have to do; the workers of instances
     that have several. Each fits 80 columns."""
     instances = status.instances
-    tables = [_node_table(status), _process_table(instances), _load_table(instances)]
+    tables = [_node_table(status), process_table(instances), load_table(instances)]
     parallel = [instance for instance in instances if len(instance.workers) > 1]
-    return [*tables, _worker_table(parallel)] if parallel else tables
+    return [*tables, worker_table(parallel)] if parallel else tables
 
 
 def _node_table(status: Status) -> Table:
@@ -35,11 +38,11 @@ def _node_table(status: Status) -> Table:
     return table
 
 
-def _process_table(instances: tuple[InstanceStatus, ...]) -> Table:
+def process_table(instances: tuple[InstanceStatus, ...]) -> Table:
     """Processes are the leaders'."""
-    table = _table("instance", "role", "state", "pid", "restarts", "last exit", "kernels")
+    table = table_of("instance", "role", "state", "pid", "restarts", "last exit", "kernels")
     for instance in instances:
-        _add_row(
+        add_row(
             table,
             instance.name,
             instance.role,
@@ -52,11 +55,11 @@ def _process_table(instances: tuple[InstanceStatus, ...]) -> Table:
     return table
 
 
-def _worker_table(instances: Sequence[InstanceStatus]) -> Table:
-    table = _table("instance", "tp", "pp", "stage", "tp rank", "device", "pid")
+def worker_table(instances: Sequence[InstanceStatus]) -> Table:
+    table = table_of("instance", "tp", "pp", "stage", "tp rank", "device", "pid")
     for instance in instances:
         for worker in instance.workers:
-            _add_row(
+            add_row(
                 table,
                 instance.name,
                 instance.tp,
@@ -69,8 +72,8 @@ def _worker_table(instances: Sequence[InstanceStatus]) -> Table:
     return table
 
 
-def _load_table(instances: tuple[InstanceStatus, ...]) -> Table:
-    table = _table(
+def load_table(instances: tuple[InstanceStatus, ...]) -> Table:
+    table = table_of(
         "instance",
         "queue",
         "wait",
@@ -82,7 +85,7 @@ def _load_table(instances: tuple[InstanceStatus, ...]) -> Table:
     )
     for instance in instances:
         blocks = instance.blocks
-        _add_row(
+        add_row(
             table,
             instance.name,
             instance.queue_tokens,
@@ -96,13 +99,44 @@ def _load_table(instances: tuple[InstanceStatus, ...]) -> Table:
     return table
 
 
-def _table(*columns: str) -> Table:
+def table_of(*columns: str) -> Table:
     return Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
 
 
-def _add_row(table: Table, *cells: object) -> None:
+def add_row(table: Table, *cells: object) -> None:
     # Text: no cell is read as markup, whatever a worker wrote into it.
     table.add_row(*(Text(str(cell)) for cell in cells))
+
+
+def block_table(instances: Sequence[InstanceStatus]) -> Table:
+    """The books of each pool."""
+    table = table_of("instance", "role", "blocks", "free", "held", "in use", "used")
+    for instance in instances:
+        blocks = instance.blocks
+        share = (blocks.held + blocks.in_use) / blocks.total if blocks.total else 0.0
+        add_row(
+            table,
+            instance.name,
+            instance.role,
+            blocks.total,
+            blocks.free,
+            blocks.held,
+            blocks.in_use,
+            f"{share:.1%}",
+        )
+    return table
+
+
+def detail_tables(instance: InstanceStatus) -> list[Table]:
+    """All that is known of one."""
+    grid = Table.grid(padding=(0, 2))
+    for name in instance.__struct_fields__:
+        value = getattr(instance, name)
+        if name not in ("workers", "blocks"):
+            grid.add_row(
+                Text(name.replace("_", " ")), Text("-" if value in (None, "") else str(value))
+            )
+    return [grid, block_table([instance]), worker_table([instance])]
 
 
 def _duration(seconds: float) -> str:
