@@ -39,7 +39,7 @@ def test_an_address_that_is_not_ours_is_a_configuration_error() -> None:
         http_server.bind("203.0.113.1", 0)
 
 
-def test_the_real_port_is_told_where_any_was_asked_for() -> None:
+def test_the_real_port_is_told_where_any_was_asked_for_C10() -> None:
     with http_server.bind("127.0.0.1", 0) as listener:
         assert http_server.url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 

@@ -41,7 +41,7 @@ async def test_what_an_earlier_epoch_still_says_is_not_heard(make_stage: MakeSta
     await keeping
 
 
-async def test_what_dies_twice_before_it_was_ready_is_given_up(make_stage: MakeStage) -> None:
+async def test_what_dies_twice_before_it_was_ready_is_given_up_B22(make_stage: MakeStage) -> None:
     stage = await make_stage()
     keeping = stage.keep()
     for _ in range(2):
@@ -60,7 +60,9 @@ async def test_what_can_never_start_is_not_tried_again(make_stage: MakeStage) ->
     assert process.has_ended
 
 
-async def test_a_stop_while_a_process_is_being_started_ends_it_too(make_stage: MakeStage) -> None:
+async def test_a_stop_while_a_process_is_being_started_ends_it_too_C8(
+    make_stage: MakeStage,
+) -> None:
     stage = await make_stage()
     stage.may_start.clear()
     keeping = stage.keep()

@@ -36,7 +36,7 @@ def assert_answered(client: Client) -> None:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(3))
-def test_everybody_gets_the_same_answer_in_every_topology(
+def test_everybody_gets_the_same_answer_in_every_topology_B6_F18(
     tokenizer: Tokenizer, topology: str, seed: int
 ) -> None:
     town = Town(tokenizer, TOPOLOGIES[topology], seed=seed)
@@ -52,7 +52,7 @@ def test_everybody_gets_the_same_answer_in_every_topology(
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_is_left_behind_by_clients_that_leave_at_any_moment(
+def test_nothing_is_left_behind_by_clients_that_leave_at_any_moment_A3_A6(
     tokenizer: Tokenizer, topology: str, seed: int
 ) -> None:
     town = Town(tokenizer, TOPOLOGIES[topology], seed=seed, num_blocks=40)
@@ -71,7 +71,7 @@ def test_nothing_is_left_behind_by_clients_that_leave_at_any_moment(
 
 
 @pytest.mark.parametrize("topology", ["1P+1D", "mixed", "2P+2D"])
-def test_a_pool_under_pressure_preempts_and_still_answers_everybody(
+def test_a_pool_under_pressure_preempts_and_still_answers_everybody_A23_F24(
     tokenizer: Tokenizer, topology: str
 ) -> None:
     town = Town(tokenizer, TOPOLOGIES[topology], seed=1, num_blocks=16)
@@ -85,7 +85,9 @@ def test_a_pool_under_pressure_preempts_and_still_answers_everybody(
     town.check_all_free()
 
 
-def test_decode_never_computes_a_prompt_and_prefill_never_decodes(tokenizer: Tokenizer) -> None:
+def test_decode_never_computes_a_prompt_and_prefill_never_decodes_A19_A20(
+    tokenizer: Tokenizer,
+) -> None:
     town = Town(tokenizer, TWO_AND_TWO)
     for i in range(20):
         town.ask(spec(list(range(i, i + 10))))
@@ -98,7 +100,7 @@ def test_decode_never_computes_a_prompt_and_prefill_never_decodes(tokenizer: Tok
     assert min(counters["p0"].prefill_tokens, counters["p1"].prefill_tokens) > 50
 
 
-def test_a_request_of_one_token_never_goes_to_decode(tokenizer: Tokenizer) -> None:
+def test_a_request_of_one_token_never_goes_to_decode_B26(tokenizer: Tokenizer) -> None:
     town = Town(tokenizer, DISAGGREGATED)
     client = town.ask(spec([1, 2, 3], max_tokens=1))
     town.settle()
@@ -231,7 +233,9 @@ def test_without_an_instance_of_a_role_nothing_is_taken(tokenizer: Tokenizer) ->
         town.ask(spec([1]))
 
 
-def test_a_draining_node_takes_nothing_new_and_finishes_what_it_has(tokenizer: Tokenizer) -> None:
+def test_a_draining_node_takes_nothing_new_and_finishes_what_it_has_B25(
+    tokenizer: Tokenizer,
+) -> None:
     town = Town(tokenizer, DISAGGREGATED)
     client = town.ask(spec([1, 2, 3]))
     town.controller.is_draining = True
@@ -241,14 +245,14 @@ def test_a_draining_node_takes_nothing_new_and_finishes_what_it_has(tokenizer: T
     assert_answered(client)
 
 
-def test_a_prompt_that_cannot_fit_is_refused_with_the_limit(tokenizer: Tokenizer) -> None:
+def test_a_prompt_that_cannot_fit_is_refused_with_the_limit_E5(tokenizer: Tokenizer) -> None:
     town = Town(tokenizer, DISAGGREGATED, num_blocks=8)
     with pytest.raises(PromptTooLong, match="maximum context length is 32 tokens") as refused:
         town.ask(spec(list(range(30)), max_tokens=3))
     assert "30 in the prompt, 3 for the completion" in str(refused.value)
 
 
-def test_a_full_house_refuses(tokenizer: Tokenizer) -> None:
+def test_a_full_house_refuses_D13(tokenizer: Tokenizer) -> None:
     town = Town(tokenizer, DISAGGREGATED, max_queued=3)
     for _ in range(3):
         town.ask(spec([1, 2]))

@@ -171,7 +171,7 @@ class TestDecode:
         assert rig.scheduler.counters.num_pulls == 1
         assert rig.is_all_free
 
-    def test_choices_are_pulled_once_and_decoded_apart(self) -> None:
+    def test_choices_are_pulled_once_and_decoded_apart_B14(self) -> None:
         rig = Rig(Role.DECODE)
         command = decode(rig, 1, 10, num_choices=3)
         rig.tell(command)
@@ -298,7 +298,7 @@ class TestMixed:
         assert rig.run() == [Gone(1, (1000,))]
         assert rig.is_all_free
 
-    def test_a_role_changes_for_what_comes_and_not_for_what_is_there(self) -> None:
+    def test_a_role_changes_for_what_comes_and_not_for_what_is_there_B28(self) -> None:
         rig = Rig(Role.MIXED, chunk_tokens=8)
         rig.tell(prefill(1, 40))
         rig.step()

@@ -13,7 +13,7 @@ from tests.daemon.frontend.http_service import Service
 from tests.daemon.mute import MuteHouse
 
 
-async def test_a_requests_own_name_is_kept(http: httpx.AsyncClient) -> None:
+async def test_a_requests_own_name_is_kept_E13(http: httpx.AsyncClient) -> None:
     response = await http.get("/health", headers={"x-request-id": "My_id-1.2"})
     assert response.headers["x-request-id"] == "My_id-1.2"
 
