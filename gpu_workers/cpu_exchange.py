@@ -99,7 +99,7 @@ class CpuExchange:
         started_s = time.monotonic()
         num_bytes = num_different = 0
         for source, piece in self._pieces_of((pull.handle.owner, pull.handle.epoch)):
-            self._copy(_parts(source, self._pool, piece, pull))
+            self._copy(block_parts(source, self._pool, piece, pull))
             num_bytes += self.layout.plane_bytes * piece.num_planes * len(pull.into)
             if self._verifies:
                 num_different += self._verify(source, piece, pull)
@@ -115,7 +115,7 @@ class CpuExchange:
 
     def _verify(self, source: torch.Tensor, piece: Piece, pull: Pull) -> int:
         """Parts of blocks that differ from their source, which is still held."""
-        found = pull_check.num_different(_parts(source, self._pool, piece, pull))
+        found = pull_check.num_different(block_parts(source, self._pool, piece, pull))
         if found:
             logger.error(
                 "request %d: %d of %d blocks pulled from %s differ from their source",
@@ -137,7 +137,7 @@ class CpuExchange:
         return self._pieces[incarnation]
 
 
-def _parts(source: torch.Tensor, target: torch.Tensor, piece: Piece, pull: Pull) -> Parts:
+def block_parts(source: torch.Tensor, target: torch.Tensor, piece: Piece, pull: Pull) -> Parts:
     """One piece of every block."""
     src_heads = slice(piece.src_head, piece.src_head + piece.num_heads)
     dst_heads = slice(piece.dst_head, piece.dst_head + piece.num_heads)

@@ -26,4 +26,4 @@ def num_different(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> int:
 
 def _checksum(part: torch.Tensor) -> int:
     """Of a part of a block, [heads, layers, 2, P, D], whether or not it is one contiguous run."""
-    return zlib.crc32(part.contiguous().view(torch.uint8).numpy().data)
+    return zlib.crc32(part.contiguous().view(torch.uint8).cpu().numpy().data)
