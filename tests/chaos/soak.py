@@ -1,8 +1,9 @@
 """`make soak`: processes under random attacks for SOAK_S seconds, and a table of what came of it.
 
 Each round of attack is preceded by the same load undisturbed. The p99 is that of requests whom the
-attack did not concern: of all that were answered, as many of the slowest are left out as choices
-were computed again. It is told only where a spare of the victim's role was there.
+attack hardly concerned: as many of the slowest are left out, of either round, as there are clients
+(no more can be under way at the victim at a time) or as choices were computed again. It is told
+only where a spare of the victim's role was there.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from tests.chaos.arena import Arena, Known, Round, spread, under_attack
+from tests.chaos.arena import NUM_CLIENTS, Arena, Known, Round, spread, under_attack
 from tests.chaos.asks import Ending, Outcome, known_asks
 from tests.chaos.attacks import DAEMON, Attack
 from tests.end_to_end.reference import Reference
@@ -61,9 +62,9 @@ class Cell(msgspec.Struct):
         self.recovered_s.append(attacked.recovered_s)
         self.free_s.append(attacked.free_s)
         if has_spare:
-            answered = answered_s(attacked)
-            self.unaffected_s += answered[: len(answered) - int(attacked.num_retries)]
-            self.undisturbed_s += answered_s(undisturbed)
+            num_affected = max(NUM_CLIENTS, int(attacked.num_retries))
+            self.unaffected_s += answered_s(attacked)[:-num_affected]
+            self.undisturbed_s += answered_s(undisturbed)[:-num_affected]
 
     def take(self, outcomes: Sequence[Outcome]) -> None:
         self.count += 1
