@@ -6,6 +6,7 @@ counted as refused and as failed.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import (
@@ -33,6 +34,16 @@ _ENDINGS = (Phase.FINISHED, Phase.ABORTED, Phase.FAILED)
 _REASONS = (*(reason.value for reason in FinishReason), "abort", "error")
 
 
+class Tally:
+    """The counts that the status page shows, to be read without a scrape."""
+
+    def __init__(self) -> None:
+        self.num_arrived = 0
+        self.num_retried = 0
+        self.ended: Counter[Phase] = Counter()
+        self.refused: Counter[str] = Counter()
+
+
 class Metrics:
     """Every count has one method that says when it changes.
 
@@ -47,6 +58,7 @@ class Metrics:
     ) -> None:
         self._families = families = Families(model_name)
         self._model = families.model_labels
+        self.tally = Tally()
         targets = targets or Targets()
         self._requests = RequestMetrics(families, targets)
         self._instances = InstanceMetrics(families)
@@ -66,6 +78,10 @@ class Metrics:
         return self._families.registry
 
     @property
+    def model_labels(self) -> dict[str, str]:
+        return self._model
+
+    @property
     def slo(self) -> SloBook:
         """How well the targets were met of late."""
         return self._requests.slo
@@ -80,6 +96,7 @@ class Metrics:
     # ---- requests ---------------------------------------------------------------------------
 
     def arrived(self, request: Request) -> None:
+        self.tally.num_arrived += 1
         self._arrived.inc()
         self._prompt_tokens.inc(len(request.spec.prompt))
 
@@ -91,13 +108,17 @@ class Metrics:
 
     def refused(self, error: ServeError) -> None:
         """A request that was taken, but never begun, counts as ended too."""
-        self._refused.labels(error.code or error.kind).inc()
+        reason = error.code or error.kind
+        self.tally.refused[reason] += 1
+        self._refused.labels(reason).inc()
 
     def retried(self, num_choices: int) -> None:
+        self.tally.num_retried += num_choices
         self._retried.inc(num_choices)
 
     def ended(self, request: Request, phase: Phase) -> None:
         """A request that was taken has ended; latencies count only where an answer was given."""
+        self.tally.ended[phase] += 1
         self._ended.labels(phase.name.lower()).inc()
         otherwise = "abort" if phase is Phase.ABORTED else "error"
         for choice in request.choices:

@@ -14,9 +14,11 @@ from contextlib import ExitStack
 
 import zmq.asyncio
 
-from daemon import http_server, listen_fds, planning, signals, worker_link
+from daemon import devices, http_server, listen_fds, planning, signals, worker_link
+from daemon.admin_http import AdminHttp, build_admin_app
 from daemon.admin_service import AdminService, Surroundings
 from daemon.admission import Capacity
+from daemon.api_keys import ring_of
 from daemon.config import AUTO, DaemonConfig
 from daemon.controller import Controller
 from daemon.deadlines import TimeLimits
@@ -30,6 +32,7 @@ from daemon.guarded_protocol import Guards
 from daemon.heartbeat import Heartbeat
 from daemon.link_keys import keys_for
 from daemon.link_terms import terms_of
+from daemon.live_metrics import LiveMetrics
 from daemon.loop_lag import LoopLag
 from daemon.meeting_points import MeetingPoints
 from daemon.metrics import Metrics
@@ -46,6 +49,7 @@ from daemon.remote_node import RemoteNode
 from daemon.sd_notify import Notifier
 from daemon.segment_host import SegmentHost
 from daemon.service_report import ServiceReport, Stage, status_line
+from daemon.status_view import StatusBoard
 from daemon.supervisor import Supervisor
 from daemon.targets import slo_of, target_of
 from daemon.worker_configs import WorkerConfigs
@@ -111,6 +115,7 @@ class Daemon:
             sockets.callback(self._meeting_points.sweep)
             sockets.callback(self._context.term)
             sockets.callback(self._link.close)
+            sockets.callback(self._page.close)
             if self._host is not None:
                 sockets.callback(self._host.close)
             sockets.callback(self._admin.close)
@@ -118,6 +123,7 @@ class Daemon:
                 background = [house.create_task(forever) for forever in self._endless()]
                 lives = house.create_task(self._supervisor.run())
                 house.create_task(self._server.serve(sockets=[listener]))
+                house.create_task(self._page.serve())
                 self._on_change()
                 try:
                     await stop.wait()
@@ -198,6 +204,7 @@ class Daemon:
         )
         self._admin = AdminService(self._context, self._run_dir.admin_socket, around)
         self._supervisor.on_change = self._on_change
+        self._page = self._admin_http()
         self._server = http_server.HttpServer(
             build_app(
                 self._controller,
@@ -213,6 +220,14 @@ class Daemon:
         parts = {"http": lambda: self._server.num_rounds, "heartbeat": lambda: beat.num_beats}
         self._report = ServiceReport(self._notifier, self._describe, Pulse(parts))
         self._controller.on_load = self._report.changed
+
+    def _admin_http(self) -> AdminHttp:
+        parts = (self._node, self._controller, self._supervisor)
+        live = LiveMetrics(*parts, self._metrics.model_labels)
+        self._metrics.registry.register(live)
+        board = StatusBoard(*parts, self._metrics)
+        app = build_admin_app(board, self._node, self._render_metrics)
+        return AdminHttp(self._config.admin_host, self._config.admin_port, app)
 
     def _join_nodes(self, configs: WorkerConfigs) -> None:
         """Links to the nodes that instances are shared with; where none are, no socket opens."""
@@ -314,6 +329,7 @@ class Daemon:
         await self._supervisor.stop()
         if self._host is not None:
             await self._host.stop()
+        self._page.stop()
         logger.info("stopped")
 
 

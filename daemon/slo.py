@@ -6,7 +6,7 @@ latencies in buckets of equal ratio, so that it costs the same at any load and n
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
@@ -101,19 +101,10 @@ class SloBook:
         return verdict
 
     def report(self, now_s: float, window_s: float) -> WindowReport:
-        """The last `window_s` seconds, in whole slots, the present one included."""
-        first = int((now_s - window_s) // SLOT_S) + 1
-        return self._sum([slot for slot in self._slots if slot.number >= first], window_s)
-
-    def series(self, now_s: float, window_s: float, step_s: float) -> Iterator[WindowReport]:
-        """The window in steps, oldest first: what a chart shows."""
-        per_step = max(1, round(step_s / SLOT_S))
-        last = int(now_s // SLOT_S) // per_step
-        groups: dict[int, list[_Slot]] = {}
-        for slot in self._slots:
-            groups.setdefault(slot.number // per_step, []).append(slot)
-        for group in range(last - round(window_s / SLOT_S) // per_step + 1, last + 1):
-            yield self._sum(groups.get(group, []), per_step * SLOT_S)
+        """The last `window_s` seconds, in whole slots, the present one included. `now_s` may be
+        in the past."""
+        first, last = int((now_s - window_s) // SLOT_S) + 1, int(now_s // SLOT_S)
+        return self._sum((s for s in self._slots if first <= s.number <= last), window_s)
 
     def _sum(self, slots: Iterable[_Slot], window_s: float) -> WindowReport:
         verdicts: Counter[Verdict] = Counter()
