@@ -4,6 +4,7 @@ worker         one worker process; started by the daemon, not by people
 profile        measure step times and L_m into a table (`distserve profile`)
 profile-rank   one of several workers that are profiled together; started by `profile`
 convert-gguf   turn a GGUF file into a Hugging Face directory (`distserve models fetch`)
+cuda-build     build FlashInfer's modules ahead of the first step (`make cuda-build`)
 """
 
 import importlib
@@ -16,6 +17,7 @@ COMMANDS = {
     "profile": "gpu_workers.profiling.command",
     "profile-rank": "gpu_workers.profiling.ranks",
     "convert-gguf": "gpu_workers.gguf_convert",
+    "cuda-build": "gpu_workers.cuda_build",
 }
 
 

@@ -32,6 +32,11 @@ class BatchRow:
         return self.computed + self.num_new
 
     @property
+    def ends_unseen(self) -> bool:
+        """Whether the last of its tokens is drawn by a step under way: only the device has it."""
+        return self.total > len(self.sequence.tokens)
+
+    @property
     def prompt_logprob_span(self) -> tuple[int, int]:
         """Tokens of T whose logits say how likely the prompt token after them was."""
         if self.sequence.start.prompt_logprobs is None:
@@ -44,7 +49,7 @@ class BatchRow:
 class Batch:
     """The rows of a step, decode rows first.
 
-    token_ids, positions: int64 (T,).
+    token_ids, positions: int64 (T,). A token id that only the device has is 0 here.
     slots: int64 (T,), where each token's keys and values go: block_id * block_size + offset.
     block_table: int64 (R, W), the rows' blocks; entries past a row's last block are arbitrary.
     computed: int64 (R,), tokens before each row's new ones.
@@ -92,7 +97,8 @@ def _place(table: SequenceTable, rows: Items[Row]) -> tuple[BatchRow, ...]:
     placed, start = [], 0
     for row in sorted(rows, key=lambda row: (row.num_new != 1, table[row.sequence].computed)):
         sequence = table[row.sequence]
-        assert sequence.computed + row.num_new <= len(sequence.tokens), f"{row} passes its tokens"
+        num_tokens = len(sequence.tokens) + sequence.num_unseen
+        assert sequence.computed + row.num_new <= num_tokens, f"{row} passes its tokens"
         placed.append(BatchRow(sequence, start, sequence.computed, row.num_new, row.draws))
         start += row.num_new
     return tuple(placed)
@@ -102,6 +108,8 @@ def _token_ids(rows: Items[BatchRow]) -> torch.Tensor:
     token_ids: list[int] = []
     for row in rows:
         token_ids += row.sequence.tokens[row.computed : row.total]
+        if len(token_ids) < row.start + row.num_new:
+            token_ids.append(0)
     return torch.tensor(token_ids, dtype=torch.int64)
 
 

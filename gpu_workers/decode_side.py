@@ -31,17 +31,25 @@ from ipc.vocabulary import FinishReason
 class DecodeSide:
     """Admits when there is room, runs all that is admitted, preempts the youngest.
 
-    Each step takes those whose last token has come back; where `num_micro_batches` steps are under
-    way at a time, it takes no more than an even share.
+    Each step takes those whose last token has come back, or will be on the device in time: up to
+    `max_in_flight` steps of a choice are under way. Where `num_micro_batches` steps are under way
+    at a time, it takes no more than an even share.
     """
 
     def __init__(
-        self, pool: BlockPool, block_size: int, max_batch: int, num_micro_batches: int = 1
+        self,
+        pool: BlockPool,
+        block_size: int,
+        max_batch: int,
+        num_micro_batches: int = 1,
+        *,
+        max_in_flight: int = 1,
     ) -> None:
         self._pool = pool
         self._block_size = block_size
         self._max_batch = max_batch
         self._num_micro_batches = num_micro_batches
+        self._max_in_flight = max_in_flight
         self._admission = DecodeAdmission(pool.num_blocks)
         self._waiting: list[PullGroup] = []
         self._pulling: dict[int, PullGroup] = {}
@@ -156,7 +164,7 @@ class DecodeSide:
         where blocks lack."""
         preempted: list[Preempted] = []
         limit = micro_batch_rows(len(self._running), self._num_micro_batches)
-        ready = [sequence for sequence in self._running.values() if sequence.can_run]
+        ready = [s for s in self._running.values() if s.can_run(self._max_in_flight)]
         for sequence in sorted(ready, key=lambda s: s.age):
             if len(draft.rows) >= limit:
                 break
@@ -165,16 +173,16 @@ class DecodeSide:
             if self._grow(sequence, draft, preempted):
                 sequence.num_computed += 1
                 sequence.num_planned += 1
-                sequence.step_id = draft.step_id
+                sequence.step_ids.append(draft.step_id)
                 draft.rows.append(Row(sequence.seq_id, 1, draws=True))
         return preempted
 
     def collect(self, step_id: int, row: RowResult, draft: Draft) -> TokenRow | None:
         """A drawn token; None when its choice has left meanwhile (and perhaps come back)."""
         sequence = self._running.get(row.sequence)
-        if sequence is None or sequence.step_id != step_id:
+        if sequence is None or sequence.step_ids[:1] != [step_id]:
             return None
-        sequence.step_id = None
+        del sequence.step_ids[0]
         sequence.num_output += 1
         reason = finish_reason(row.token_ids[0], sequence.sampling, sequence.num_output)
         if reason is not None:

@@ -1,11 +1,12 @@
 """Carries out step plans on one rank: changes its table, runs the model, draws tokens.
 
 Knows nothing of queues, requests or why a row is in a step. The loop around it is plan -> launch ->
-collect; sequence lengths advance at launch. On CPU a launch computes the step; `collect` hands
-over what it drew. Ranks of one instance carry out the same plans: hidden states pass from stage to
-stage, and tp rank 0 of the last stage, the drawer, alone has results.
+collect; sequence lengths advance at launch, tokens are known at collect. How the tensors of a step
+are run is its runner's business. Ranks of one instance carry out the same plans: hidden states pass
+from stage to stage, and tp rank 0 of the last stage, the drawer, alone has results.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 import msgspec
@@ -16,11 +17,13 @@ from gpu_workers.collectives import Alone, Collectives
 from gpu_workers.kernels import Kernels
 from gpu_workers.kv_exchange import KVExchange
 from gpu_workers.models.layers import Model
-from gpu_workers.sampler import Draw, Drawn, draw_tokens, prompt_logprobs
+from gpu_workers.sampler import Draw, Drawn
 from gpu_workers.sequence_table import SequenceTable
 from gpu_workers.step_plan import BlockCopy, Row, RowResult, StepPlan, StepResult
+from gpu_workers.step_runner import EagerRunner, Pending, StepRunner
 from ipc.vocabulary import TokenLogprobs
 
+Finish = Callable[[], tuple[RowResult, ...]]
 PROMPT_LOGITS_ROWS = 128  # prompt positions whose logits exist at the same time
 
 
@@ -28,7 +31,7 @@ class Launched(msgspec.Struct, frozen=True):
     """A step under way. Hand it to `Executor.collect`, in launch order."""
 
     step_id: int
-    rows: tuple[RowResult, ...]
+    finish: Finish
 
 
 class Executor:
@@ -41,6 +44,7 @@ class Executor:
         max_context_tokens: the longest sequence a plan may name.
         num_token_ids: ids from here up are padding of the vocabulary; None if there is none.
         collectives: the way to the other ranks, as given to `model`.
+        runner: how steps are run; one after the other on the spot if left out.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Executor:
         max_context_tokens: int,
         num_token_ids: int | None = None,
         collectives: Collectives | None = None,
+        runner: StepRunner | None = None,
     ) -> None:
         self.model = model
         self.is_drawer = model.shard.is_last_stage and model.shard.tp_rank == 0
@@ -59,6 +64,7 @@ class Executor:
         self.exchange = exchange
         self.max_context_tokens = max_context_tokens
         self.num_token_ids = min(num_token_ids or model.config.vocab_size, model.config.vocab_size)
+        self._runner = runner or EagerRunner(model, kernels, self.num_token_ids)
         self._collectives = collectives or Alone()
         block_size = exchange.pool.shape[4]
         self._table = SequenceTable(block_size=block_size, max_tokens=max_context_tokens)
@@ -72,6 +78,11 @@ class Executor:
     def kernels_name(self) -> str:
         """How this rank computes, for logs and metrics."""
         return self.kernels.name
+
+    @property
+    def max_in_flight(self) -> int:
+        """Steps of one sequence that may be under way at a time."""
+        return self._runner.max_in_flight
 
     def launch(self, plan: StepPlan) -> Launched:
         """Carry out a plan: drawn, removed, unmapped, added, blocks, copies, pulls, rows.
@@ -87,7 +98,7 @@ class Executor:
         self._copy_blocks(plan.copies)
         for pull in plan.pulls:
             self.exchange.begin(pull)
-        return Launched(plan.step_id, self._run(plan.rows) if plan.rows else ())
+        return Launched(plan.step_id, self._run(plan.rows) if plan.rows else tuple)
 
     def collect(self, launched: object) -> StepResult:
         """Wait for a launched step and say what its drawing rows drew, in the plan's order.
@@ -95,7 +106,7 @@ class Executor:
         Ranks other than the drawer have no rows to report.
         """
         assert isinstance(launched, Launched)
-        return StepResult(launched.step_id, launched.rows)
+        return StepResult(launched.step_id, launched.finish())
 
     def _copy_blocks(self, copies: Items[BlockCopy]) -> None:
         pool = self.exchange.pool
@@ -103,53 +114,62 @@ class Executor:
             pool[copy.target].copy_(pool[copy.source])
 
     @torch.inference_mode()
-    def _run(self, rows: Items[Row]) -> tuple[RowResult, ...]:
+    def _run(self, rows: Items[Row]) -> Finish:
         batch = build_batch(self._table, rows)
-        self.kernels.prepare(batch)
         shard, before = self.model.shard, None
         if not shard.is_first_stage:
             before = self._collectives.receive(batch.num_tokens)
-        hidden = self.model.forward(batch, before)  # (T, hidden), at the end (head_rows, hidden)
+        hidden = self._runner.forward(batch, before)  # (T, hidden), at the end (head_rows, hidden)
         for row in batch.rows:
             row.sequence.computed = row.total
         if not shard.is_last_stage:
             self._collectives.send_forward(hidden)
-            return ()
+            return tuple
         return self._finish(batch, hidden, rows)
 
-    def _finish(
-        self, batch: Batch, hidden: torch.Tensor, rows: Items[Row]
-    ) -> tuple[RowResult, ...]:
+    def _finish(self, batch: Batch, hidden: torch.Tensor, rows: Items[Row]) -> Finish:
         """Score and draw; on every rank of the last stage, since they compute logits together."""
         drawing = [row for row in batch.rows if row.draws]
-        self._score_prompts(batch, hidden[len(drawing) :])
-        results = self._draw(drawing, hidden[: len(drawing)])
+        scored = self._score_prompts(batch, hidden[len(drawing) :])
+        draw = self._draw(drawing, hidden[: len(drawing)])
         if not self.is_drawer:
-            return ()
-        return tuple(results[row.sequence] for row in rows if row.draws)
+            return tuple
 
-    def _draw(self, drawing: Items[BatchRow], hidden: torch.Tensor) -> dict[int, RowResult]:
+        def finish() -> tuple[RowResult, ...]:
+            for row, scores in scored:
+                row.sequence.prompt_logprobs += scores()
+            drawn = iter(draw())
+            results = {}
+            for row in drawing:
+                tokens = [next(drawn) for _ in row.sequence.start.choices]
+                results[row.sequence.start.sequence] = _result(row, tokens)
+            return tuple(results[row.sequence] for row in rows if row.draws)
+
+        return finish
+
+    def _draw(self, drawing: Items[BatchRow], hidden: torch.Tensor) -> Pending[list[Drawn]]:
         if not drawing:
-            return {}
-        logits = self.model.logits(hidden)
-        if logits is None:
-            return {}
-        draws = [
-            Draw(index, start.sampling, choice, row.sequence.tokens, len(start.prompt))
-            for index, row in enumerate(drawing)
-            for start in (row.sequence.start,)
-            for choice in start.choices
-        ]
-        drawn = iter(draw_tokens(logits, draws, self.num_token_ids))
-        results = {}
-        for row in drawing:
-            tokens = [next(drawn) for _ in row.sequence.start.choices]
-            results[row.sequence.start.sequence] = _result(row, tokens)
-        return results
+            return list
+        draws, lines = [], []
+        for index, row in enumerate(drawing):
+            sequence = row.sequence
+            start, tokens, unseen = sequence.start, sequence.tokens, sequence.num_unseen
+            goes_on = len(start.choices) == 1
+            for choice in start.choices:
+                draw = Draw(index, start.sampling, choice, tokens, len(start.prompt), unseen)
+                draws.append(draw)
+                lines.append(sequence.line if goes_on else None)
+        drawn = self._runner.draw(hidden, draws, lines)
+        if self.is_drawer:
+            for row in drawing:
+                row.sequence.num_unseen += len(row.sequence.start.choices) == 1
+        return drawn
 
-    def _score_prompts(self, batch: Batch, hidden: torch.Tensor) -> None:
-        """Log probabilities of the prompt tokens that this step's logits are about."""
-        done = 0
+    def _score_prompts(
+        self, batch: Batch, hidden: torch.Tensor
+    ) -> list[tuple[BatchRow, Pending[list[TokenLogprobs]]]]:
+        """Log probabilities of the prompt tokens that this step's logits are about, in parts."""
+        scored, done = [], 0
         for row in batch.rows:
             start, stop = row.prompt_logprob_span
             first = row.computed + 1  # the prompt token that the first of these logits is about
@@ -157,17 +177,10 @@ class Executor:
             for offset in range(0, len(targets), PROMPT_LOGITS_ROWS):
                 part = targets[offset : offset + PROMPT_LOGITS_ROWS]
                 rows = hidden[done + offset : done + offset + len(part)]
-                row.sequence.prompt_logprobs += self._score(row, rows, part)
+                num_top = row.sequence.start.prompt_logprobs or 0
+                scored.append((row, self._runner.score(rows, part, num_top)))
             done += len(targets)
-
-    def _score(
-        self, row: BatchRow, hidden: torch.Tensor, targets: Items[int]
-    ) -> list[TokenLogprobs]:
-        logits = self.model.logits(hidden)
-        if logits is None:
-            return []
-        num_top = row.sequence.start.prompt_logprobs or 0
-        return prompt_logprobs(logits, targets, num_top, self.num_token_ids)
+        return scored
 
 
 def _result(row: BatchRow, drawn: Items[Drawn]) -> RowResult:
@@ -176,6 +189,7 @@ def _result(row: BatchRow, drawn: Items[Drawn]) -> RowResult:
     token_ids = tuple(token.token_id for token in drawn)
     if len(token_ids) == 1:
         sequence.tokens.append(token_ids[0])
+        sequence.num_unseen -= 1
     logprobs = tuple(token.logprobs for token in drawn if token.logprobs is not None)
     return RowResult(
         sequence.start.sequence,

@@ -28,7 +28,8 @@ NUCLEUS_PREFIXES = (64, 1024)  # likeliest tokens looked at before all are sorte
 class Draw(NamedTuple):
     """One token to be drawn: from which row of the logits, for whom, after which tokens.
 
-    `tokens` are prompt and output together, `num_prompt` of them the prompt.
+    `tokens` are prompt and output together, `num_prompt` of them the prompt; `num_unseen` more of
+    the output are on the device alone, and no rule that looks at tokens is asked for then.
     """
 
     row: int
@@ -36,10 +37,11 @@ class Draw(NamedTuple):
     choice: int
     tokens: Sequence[int]
     num_prompt: int
+    num_unseen: int = 0
 
     @property
     def num_output(self) -> int:
-        return len(self.tokens) - self.num_prompt
+        return len(self.tokens) + self.num_unseen - self.num_prompt
 
     @property
     def bans_end_tokens(self) -> bool:

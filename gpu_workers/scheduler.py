@@ -48,7 +48,8 @@ class Scheduler:
     """One instance's queues, books and policy. `outbox` gathers the events to send.
 
     `parallelism` says into how many micro-batches decodes are dealt (pp), and whether there are
-    followers, who must be told what was drawn.
+    followers, who must be told what was drawn; `max_in_flight`, how many steps of one sequence may
+    be under way at a time.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Scheduler:
         block_size: int,
         limits: BatchLimits,
         parallelism: Parallelism = ALONE,
+        max_in_flight: int = 1,
     ) -> None:
         self.role = role
         self._has_followers = parallelism.num_workers > 1
@@ -68,7 +70,13 @@ class Scheduler:
         self._block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.prefills = PrefillSide(owner, self.pool, block_size=block_size, limits=limits)
-        self.decodes = DecodeSide(self.pool, block_size, limits.max_batch, parallelism.pp)
+        self.decodes = DecodeSide(
+            self.pool,
+            block_size,
+            limits.max_batch,
+            parallelism.pp,
+            max_in_flight=max_in_flight,
+        )
         self.counters = Counters()
         self.outbox: list[Event | Tokens] = []
         self._draft = Draft()

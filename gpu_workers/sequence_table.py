@@ -20,10 +20,19 @@ class Sequence:
     """What this rank knows of one sequence.
 
     `line` is its line in the block-table array; `computed` counts tokens whose keys and values
-    are in the pool (or will be, once the steps launched so far have run).
+    are in the pool (or will be, once the steps launched so far have run). `num_unseen` are tokens
+    after those listed, which steps under way draw.
     """
 
-    __slots__ = ("computed", "line", "num_blocks", "prompt_logprobs", "start", "tokens")
+    __slots__ = (
+        "computed",
+        "line",
+        "num_blocks",
+        "num_unseen",
+        "prompt_logprobs",
+        "start",
+        "tokens",
+    )
 
     prompt_logprobs: list[TokenLogprobs | None]
 
@@ -32,6 +41,7 @@ class Sequence:
         self.line = line
         self.computed = start.num_computed
         self.num_blocks = 0
+        self.num_unseen = 0
         self.tokens = [*start.prompt, *start.output]
         self.prompt_logprobs = [None]  # grows with the chunks of a prompt that asked for it
 

@@ -86,12 +86,12 @@ class Running:
     num_computed: int  # advances at launch
     num_output: int  # advances at collect
     num_planned: int  # output tokens drawn or launched
-    step_id: int | None = None  # of the step under way that has its row
+    step_ids: list[int] = field(default_factory=list)  # of the steps under way that have its row
 
-    @property
-    def can_run(self) -> bool:
-        """Its last token has come back, and more may be drawn."""
-        return self.step_id is None and self.num_planned < self.sampling.max_tokens
+    def can_run(self, max_in_flight: int) -> bool:
+        """More may be drawn, and its next step need not wait for what one under way draws."""
+        limit = 1 if self.sampling.looks_at_output else max_in_flight
+        return len(self.step_ids) < limit and self.num_planned < self.sampling.max_tokens
 
     @property
     def age(self) -> tuple[int, int]:

@@ -178,6 +178,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def looks_at_output(self) -> bool:
+        """Whether how a token is drawn depends on which tokens were drawn before it."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Natural-log probability of a token and of the likeliest alternatives, from the raw logits."""
