@@ -5,6 +5,7 @@ its time is up. An order changes something, or says what it would change: it is 
 gave it.
 """
 
+import re
 from typing import Annotated
 
 import msgspec
@@ -23,6 +24,7 @@ Degree = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 Listed = Annotated[int, msgspec.Meta(ge=1, le=MAX_LISTED)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_PLACEMENT_BYTES)]
 DEFAULT_DEADLINE_S = 120.0
+_WORD = re.compile(r"[A-Za-z0-9._-]+")
 
 
 # ---- questions ------------------------------------------------------------------------------
@@ -170,6 +172,13 @@ Command = Question | Waiting | Order
 
 def spoken(order: Order) -> str:
     """For the log: the order with all it says, but not the text of a whole file."""
+    said = {name: getattr(order, name) for name in order.__struct_fields__ if name != "dry_run"}
     if isinstance(order, ApplyPlan):
-        return f"ApplyPlan(<{len(order.text)} characters>, deadline_s={order.deadline_s:g})"
-    return repr(order)
+        said["text"] = f"{len(order.text)} characters"
+    words = (f"{name}={_word(value)}" for name, value in said.items() if value not in (None, ""))
+    return " ".join([type(order).__name__, *words])
+
+
+def _word(value: object) -> str:
+    """A string cannot pass for more than one, whatever is in it."""
+    return value if isinstance(value, str) and _WORD.fullmatch(value) else repr(value)

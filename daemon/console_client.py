@@ -35,13 +35,14 @@ from daemon.errors import Unreachable
 from ipc.curve import call_with
 
 ANSWER_S = 5.0
-_LOCAL_CONNECT_S = 1.0
-_REMOTE_CONNECT_S = 5.0
+CONNECT_S = 5.0
+_NOBODY = "no daemon listens on the admin socket; is it running?"
 _START_S = 600.0  # an instance may take so long to load
 _HEARTBEAT_MS = 1000
 _RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2000
 _WATCHED = (
     zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -72,12 +73,9 @@ def whereabouts(socket_path: Path, connect: str | None, keys: Path | None) -> Wh
 class ConsoleClient:
     """Asks the daemon behind one socket."""
 
-    def __init__(
-        self, socket: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]", connect_s: float
-    ) -> None:
+    def __init__(self, socket: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") -> None:
         self._socket = socket
         self._monitor = monitor
-        self._connect_s = connect_s
         self._call_ids = itertools.count(1)
 
     def ask(self, command: Command, timeout_s: float | None = None) -> Answer:
@@ -89,7 +87,7 @@ class ConsoleClient:
         """
         wait_s = patience_s(command) if timeout_s is None else timeout_s
         request = Request(ADMIN_VERSION, next(self._call_ids), command)
-        self._until_connected(min(self._connect_s, wait_s))
+        self._until_connected(min(CONNECT_S, wait_s))
         self._socket.send(admin_protocol.encode(request))
         answer = self._answer_to(request.call_id, time.monotonic() + wait_s)
         if isinstance(answer, Failed):
@@ -105,17 +103,19 @@ class ConsoleClient:
                     recv_monitor_message(self._monitor)
                 return
             if self._monitor in ready:
-                self._check_handshake(recv_monitor_message(self._monitor)["event"])
-        raise Unreachable("no daemon listens on the admin socket; is it running?")
+                self._check(recv_monitor_message(self._monitor)["event"])
+        raise Unreachable(_NOBODY)
 
-    def _check_handshake(self, event: int) -> None:
-        """One that has failed would fail the same way again."""
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            raise CommandFailed(FailureCode.NOT_PERMITTED, "the daemon does not let our key in")
-        if event != zmq.EVENT_DISCONNECTED:
-            raise CommandFailed(
-                FailureCode.NOT_PERMITTED, "the daemon is not the one that our keys were made for"
-            )
+    def _check(self, event: int) -> None:
+        """Another try would end the same way, or there is nobody to wait for."""
+        match event:
+            case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                raise CommandFailed(FailureCode.NOT_PERMITTED, "the daemon does not let our key in")
+            case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                message = "the daemon is not the one that our keys were made for"
+                raise CommandFailed(FailureCode.NOT_PERMITTED, message)
+            case zmq.EVENT_CONNECT_RETRIED:
+                raise Unreachable(_NOBODY)
 
     def _answer_to(self, call_id: int, deadline_s: float) -> Answer:
         while ready := self._poll(zmq.POLLIN, max(0.0, deadline_s - time.monotonic())):
@@ -168,9 +168,7 @@ def connected(where: Whereabouts) -> Iterator[ConsoleClient]:
         monitor = socket.get_monitor_socket(_WATCHED)
         socket.connect(where.address)
         try:
-            yield ConsoleClient(
-                socket, monitor, _REMOTE_CONNECT_S if where.keys else _LOCAL_CONNECT_S
-            )
+            yield ConsoleClient(socket, monitor)
         finally:
             socket.disable_monitor()
             monitor.close(linger=0)

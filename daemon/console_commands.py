@@ -70,9 +70,9 @@ def _order(arguments: argparse.Namespace) -> Order:
         case "requests abort":
             return Abort(arguments.request, arguments.dry_run)
         case "plan check":
-            return ApplyPlan(_text(arguments.file), dry_run=True)
+            return ApplyPlan(_text(arguments.plan_file), dry_run=True)
         case "plan apply":
-            return ApplyPlan(_text(arguments.file), arguments.deadline, arguments.dry_run)
+            return ApplyPlan(_text(arguments.plan_file), arguments.deadline, arguments.dry_run)
         case "drain":
             return Drain(arguments.deadline, _instance(arguments), arguments.dry_run)
         case "undrain":

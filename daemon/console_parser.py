@@ -66,10 +66,8 @@ def _looking(verbs: SubParsers) -> None:
     instances = _leaf(verbs, "instances", "each instance, or all of one", _watched())
     instances.add_argument("instance", nargs="?", metavar="ID")
     _leaf(verbs, "workers", "the processes and their devices", _watched())
-    requests = _group(verbs, "requests", "requests: list, show, abort", "list")
-    listed = _leaf(requests, "list", "those under way, or of one state", _watched())
-    listed.add_argument("--state", choices=_STATES, help="ended ones too, while they are kept")
-    listed.add_argument("--slow", type=_listed, metavar="N", help="the N that took longest")
+    requests = _group(verbs, "requests", "requests: list, show, abort", "list", [_listed()])
+    _leaf(requests, "list", "those under way, or of one state", [*_watched(), _listed()])
     shown = _leaf(requests, "show", "one request, by number or X-Request-Id", _watched())
     shown.add_argument("request", metavar="ID")
     abort = _leaf(requests, "abort", "end one request; its client is told", _careful())
@@ -81,7 +79,7 @@ def _looking(verbs: SubParsers) -> None:
     trace = _leaf(verbs, "trace", "where requests spent their time", [])
     which = trace.add_mutually_exclusive_group()
     which.add_argument("request", nargs="?", metavar="ID")
-    which.add_argument("--last", type=_listed, metavar="N", help="the last N that ended [1]")
+    which.add_argument("--last", type=_count, metavar="N", help="the last N that ended [1]")
     trace.add_argument("--chrome", metavar="FILE", help="write it for chrome://tracing, - for here")
     top = _leaf(verbs, "top", "a live view, until Ctrl-C", [])
     top.add_argument("--every", type=seconds, default=1.0, metavar="S", help="[%(default)g]")
@@ -94,9 +92,9 @@ def _operating(verbs: SubParsers) -> None:
     plan = _group(verbs, "plan", "the placement: show, check, apply", "show")
     _leaf(plan, "show", "which instances run where", _watched())
     check = _leaf(plan, "check", "what taking over a placement file would do", [])
-    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("plan_file", type=Path, metavar="FILE")
     apply = _leaf(plan, "apply", "take over a placement file", _careful(), has_deadline=True)
-    apply.add_argument("file", type=Path, metavar="FILE")
+    apply.add_argument("plan_file", type=Path, metavar="FILE")
     drain = _leaf(
         verbs,
         "drain",
@@ -133,22 +131,20 @@ def _the_rest(verbs: SubParsers) -> None:
     keygen.add_argument("--name", default="console", help="whose keys [%(default)s]")
 
 
-def _group(verbs: SubParsers, name: str, text: str, default: str | None) -> SubParsers:
-    """A verb of several actions, of which one may be left out."""
+def _group(
+    verbs: SubParsers,
+    name: str,
+    text: str,
+    default: str | None,
+    parents: Iterable[argparse.ArgumentParser] = (),
+) -> SubParsers:
+    """A verb of several actions; where one may be left out, its options may stand without it."""
     told = f"{text} [{default}]" if default else text
-    parser = verbs.add_parser(name, help=told, description=told, allow_abbrev=False)
+    own = [*parents, *(_watched() if default else [])]
+    parser = verbs.add_parser(name, help=told, description=told, parents=own, allow_abbrev=False)
     _connection(parser, is_top=False)
-    leaf = f"{name} {default}" if default else None
-    parser.set_defaults(leaf=leaf, **(_DEFAULTS.get(leaf or "", {})))
+    parser.set_defaults(leaf=f"{name} {default}")
     return parser.add_subparsers(dest="action", metavar="ACTION", required=default is None)
-
-
-# What the options of a default action would have said.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "requests list": {"state": None, "slow": None, "watch": None},
-    "kv pools": {"watch": None},
-    "plan show": {"watch": None},
-}
 
 
 def _leaf(
@@ -203,6 +199,13 @@ def _watched() -> list[argparse.ArgumentParser]:
     return [parent]
 
 
+def _listed() -> argparse.ArgumentParser:
+    parent = argparse.ArgumentParser(add_help=False)
+    parent.add_argument("--state", choices=_STATES, help="ended ones too, while they are kept")
+    parent.add_argument("--slow", type=_count, metavar="N", help="the N that took longest")
+    return parent
+
+
 def _careful() -> list[argparse.ArgumentParser]:
     parent = argparse.ArgumentParser(add_help=False)
     parent.add_argument("--dry-run", action="store_true", help="only say what would be done")
@@ -217,7 +220,7 @@ def seconds(text: str) -> float:
     return value
 
 
-def _listed(text: str) -> int:
+def _count(text: str) -> int:
     value = int(text)
     if not 1 <= value <= MAX_LISTED:
         raise argparse.ArgumentTypeError(f"a number from 1 to {MAX_LISTED}")

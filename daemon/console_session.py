@@ -90,6 +90,8 @@ class Session:
         answer = picked(answer, one)
         if arguments.json:
             write_json(plain(arguments.leaf, answer))
+        elif isinstance(answer, EventsAre):
+            write_events(answer)
         else:
             write(*tables(arguments.leaf, answer, is_one=one is not None))
         if isinstance(answer, BooksAre) and not all(book.is_sound for book in answer.books):
@@ -119,13 +121,11 @@ class Session:
             assert isinstance(answer, EventsAre)
             if answer.num_lost:
                 sys.stderr.write(f"{answer.num_lost} events were missed\n")
-            for event in answer.events:
-                if arguments.json:
-                    shown = msgspec.to_builtins(event)
-                    write_json({"v": JSON_VERSION, "ok": True, **shown})
-                else:
-                    sys.stdout.write(event_text(event) + "\n")
-            sys.stdout.flush()
+            if arguments.json:
+                for event in answer.events:
+                    write_json({"v": JSON_VERSION, "ok": True, **msgspec.to_builtins(event)})
+            else:
+                write_events(answer)
             after = answer.next_after
 
     def _top(self, arguments: argparse.Namespace) -> None:
@@ -171,6 +171,12 @@ def make_keys(arguments: argparse.Namespace) -> None:
 
 def write(*shown: RenderableType) -> None:
     Console().print(*shown, sep="\n")
+
+
+def write_events(answer: EventsAre) -> None:
+    """One a line, however long: they are searched as often as they are read."""
+    sys.stdout.writelines(event_text(event) + "\n" for event in answer.events)
+    sys.stdout.flush()
 
 
 def write_json(value: dict[str, Any]) -> None:

@@ -42,6 +42,7 @@ from daemon.console_tables import (
     worker_table,
 )
 from daemon.console_timelines import timeline_tables
+from ipc.journal import escaped
 from ipc.placement_file import PlacementFile
 
 JSON_VERSION = 1
@@ -108,7 +109,7 @@ def event_text(event: EventLine) -> str:
     """One line."""
     when = datetime.datetime.fromtimestamp(event.at_s, datetime.UTC)
     told = f"{event.number:>6}  {when:%Y-%m-%dT%H:%M:%SZ}  {event.kind:<12}  {event.subject}"
-    return f"{told}: {event.text}" if event.text else told
+    return escaped(f"{told}: {event.text}" if event.text else told)
 
 
 def _status_tables(leaf: str, status: Status, is_one: bool) -> Sequence[RenderableType]:
