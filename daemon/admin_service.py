@@ -6,7 +6,7 @@ with keys. It knows the parts of the daemon, and none of them knows it.
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -32,12 +32,14 @@ from daemon.slo import SloBook
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """The daemon around the consoles. `shut_down` is told how long the drain may take."""
+    """The daemon around the consoles. `refused` counts requests by the reason why they were;
+    `shut_down` is told how long the drain may take."""
 
     node: Node
     parts: Parts
     heartbeat: Heartbeat
     slo: SloBook
+    refused: Mapping[str, int]
     events: EventLog
     reloader: Reloader
     shut_down: Callable[[float | None], None]
@@ -55,7 +57,9 @@ class AdminService:
     ) -> None:
         parts, events = around.parts, around.events
         self._log_levels = LogLevels()
-        self.feed = EventFeed(events, parts.supervisor.wards, parts.controller.instances)
+        self.feed = EventFeed(
+            events, parts.supervisor.wards, parts.controller.instances, around.refused
+        )
         around.reloader.on_reload.append(
             lambda config: events.note(EventKind.RELOADED, "configuration")
         )

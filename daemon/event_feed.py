@@ -35,14 +35,22 @@ class EventFeed:
 
     Args:
         wards: all instances of this node, by name; looked at anew each time.
+        refused: requests that were refused since the start, by reason; likewise.
     """
 
-    def __init__(self, log: Notebook, wards: Mapping[str, Ward], table: InstanceTable) -> None:
+    def __init__(
+        self,
+        log: Notebook,
+        wards: Mapping[str, Ward],
+        table: InstanceTable,
+        refused: Mapping[str, int],
+    ) -> None:
         self._log = log
         self._wards = wards
         self._table = table
+        self._refused = refused
         self._seen = {name: glance(ward) for name, ward in wards.items()}
-        self._refused: Counter[str] = Counter()
+        self._told_refused: Counter[str] = Counter()
         self._faults: dict[tuple[str, int], int] = {}
 
     def look(self) -> None:
@@ -58,10 +66,6 @@ class EventFeed:
                 self._log.note(kind, name, text)
         self._seen = seen
 
-    def refused(self, code: str) -> None:
-        """A request was refused; told in a summary."""
-        self._refused[code] += 1
-
     async def run(self) -> None:
         """Sums up, for ever."""
         while True:
@@ -70,7 +74,8 @@ class EventFeed:
 
     def sum_up(self) -> None:
         """What came in floods since the last time."""
-        refused, self._refused = self._refused, Counter()
+        refused = Counter(self._refused) - self._told_refused
+        self._told_refused += refused
         if refused:
             text = ", ".join(f"{count} {code}" for code, count in refused.most_common())
             self._log.note(EventKind.REFUSED, f"{refused.total()} requests", text)

@@ -198,6 +198,7 @@ class Daemon:
             ),
             heartbeat=beat,
             slo=self._metrics.slo,
+            refused=self._metrics.tally.refused,
             events=events,
             reloader=self._reloader,
             shut_down=self._shut_down,
