@@ -129,6 +129,8 @@ class Controller:
 
     def _run_out(self, request: Request, error: ServeError) -> None:
         """Its time is up. Before the first token it is as if it had been refused at the door."""
+        if request not in self._open:  # two of its limits were due at once
+            return
         if request.clock.first_token_s is None and not isinstance(error, RequestTimeout):
             self._metrics.refused(error)
         self.fail(request, error)
@@ -178,17 +180,21 @@ class Controller:
         self._look_at_draining()
         self._clear.pop(name, None)
 
-    async def drain_instance(self, name: str) -> None:
-        """Give it nothing new; return when nothing is left there. It stays drained, whatever
-        comes of the waiting, until it is replaced or `undrain_instance`."""
-        self.instances.set_draining(name, True)
+    async def drain_instance(self, name: str) -> bool:
+        """Give it nothing new; return when nothing is left there, or, with False, when it was
+        taken back before. It stays drained, whatever comes of the waiting, until it is replaced
+        or `undrain_instance`."""
+        instance = self.instances.set_draining(name, True)
         clear = self._clear.setdefault(name, asyncio.Event())
         self._look_at_draining()
         await clear.wait()
+        return instance.is_draining
 
     def undrain_instance(self, name: str) -> None:
-        self._clear.pop(name, None)
+        """Whoever waits until nothing is left there waits no longer."""
         self.instances.set_draining(name, False)
+        if (clear := self._clear.pop(name, None)) is not None:
+            clear.set()
         self._trips.place_waiting()
 
     def _look_at_draining(self) -> None:
@@ -216,10 +222,10 @@ class Controller:
                 self._pulled(event)
             case Preempted(seq_id):
                 self._preempted(seq_id)
-            case Gone():
-                self._gone(instance, event)
+            case Gone():  # because we said so, or because their source died
+                self._returned(instance, event, "the worker that held the prompt has failed")
             case Refused():
-                self._refused(instance, event)
+                self._returned(instance, event, f"{name} refused: {event.reason}")
             case Stats():
                 self._metrics.observed(instance, event)
                 instance.stats = event
@@ -309,13 +315,6 @@ class Controller:
         self._trips.start(trip.request, [choice], trip.num_retries)
         if not trip.choices:
             self._end(trip, Phase.REPLACED)
-
-    def _gone(self, instance: Instance, event: Gone) -> None:
-        """Choices have left an instance: because we said so, or because their source died."""
-        self._returned(instance, event, "the worker that held the prompt has failed")
-
-    def _refused(self, instance: Instance, event: Refused) -> None:
-        self._returned(instance, event, f"{instance.name} refused: {event.reason}")
 
     def _returned(self, instance: Instance, event: Gone | Refused, reason: str) -> None:
         """Nothing of these choices is left there."""

@@ -102,10 +102,12 @@ class InstanceTable:
         instance = self._up.get(name)
         return instance if instance and epoch in (None, instance.epoch) else None
 
-    def set_draining(self, name: str, is_draining: bool) -> None:
+    def set_draining(self, name: str, is_draining: bool) -> Instance:
         """Whether it gets anything new; what it has goes on."""
-        self._up[name].is_draining = is_draining
+        instance = self._up[name]
+        instance.is_draining = is_draining
         self._survey()
+        return instance
 
     @property
     def can_take(self) -> bool:

@@ -56,8 +56,9 @@ class Operations:
         """Replace an instance by a fresh one; returns when that can serve.
 
         Raises:
-            OperationRefused: there is no such instance, another operation is under way, or it died
-                while it came back; it is tried again then.
+            OperationRefused: there is no such instance, another operation is under way, it was
+                taken back while it was being drained, or it died or waits for another node
+                instead of coming back; it is tried again then.
         """
         ward = self._ward(name)
         with self._alone(f"restart {name}"), self._promised(name):
@@ -65,10 +66,16 @@ class Operations:
             before, restarts = ward.life, ward.restarts
             await self._supervisor.replace(ward)
             await self._until(
-                lambda: ward.restarts > restarts or (ward.life is not before and ward.is_ready)
+                lambda: (
+                    ward.restarts > restarts
+                    or ward.waits_for is not None
+                    or (ward.life is not before and ward.is_ready)
+                )
             )
             if ward.restarts > restarts:
                 raise OperationRefused(f"{name} did not come back at once: {ward.last_exit}")
+            if ward.waits_for is not None:
+                raise OperationRefused(f"{name} comes back later: {ward.waits_for}")
 
     async def add(self, role: Role, parallelism: Parallelism) -> str:
         """Start one more instance on free devices of this node; its name, once it can serve.
@@ -201,9 +208,12 @@ class Operations:
         """As far as it goes: what is left at the deadline is started again elsewhere."""
         if self._controller.instances.get(name) is None:
             return
+        is_draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
-                await self._controller.drain_instance(name)
+                is_draining = await self._controller.drain_instance(name)
+        if not is_draining:
+            raise OperationRefused(f"{name} was taken back while it was being drained")
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         """Wait for what comes with a change of an instance."""

@@ -10,8 +10,10 @@ WINDOW_S = 600.0
 
 
 class Quarantine:
-    """Args:
-    max_deaths: so many within `window_s` are too many; 0: there are never too many.
+    """Counts deaths by device.
+
+    Args:
+        max_deaths: so many within `window_s` are too many; 0: there are never too many.
     """
 
     def __init__(self, max_deaths: int, window_s: float = WINDOW_S) -> None:

@@ -130,7 +130,7 @@ class Supervisor:
             if self._is_to_be_spared(ward, reason):
                 await self._until_lifted(ward)
             else:
-                await self._pause(ward, backoff_s)
+                await self._first_of(ward, asyncio.sleep(backoff_s))
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
         if ward.is_leaving:
             del self.wards[ward.spec.name]
@@ -248,10 +248,6 @@ class Supervisor:
         self._metrics.restarted(ward.spec.name)
         self._has_changed()
 
-    async def _pause(self, ward: Ward, seconds: float) -> None:
-        """Wait before the next start."""
-        await self._first_of(ward, asyncio.sleep(seconds))
-
     def _is_to_be_spared(self, ward: Ward, reason: str) -> bool:
         """Whether its device has failed too often, and the others can serve without it."""
         assert ward.culprit is not None
@@ -276,9 +272,11 @@ class Supervisor:
         """Wait, but not beyond `stop`, or beyond the word that it is to start or leave at once."""
         waits = (waiting, self._stopping.wait(), ward.cut_short.wait())
         tasks = [asyncio.ensure_future(wait) for wait in waits]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _spawn(self, life: Incarnation) -> None:
         for name in life.names:

@@ -85,10 +85,15 @@ class Trips:
 
     def start_again(self, trip: Trip, choices: Sequence[Choice]) -> None:
         """What a trip had of these choices is lost: they are prefilled again with what they have
-        put out, together where they have put out the same."""
-        together: dict[tuple[int, ...], list[Choice]] = {}
+        put out, together where that is the same token, or none.
+
+        Longer outputs go apart, also equal ones: the door has looked whether a prompt's choices
+        fit a pool together at their beginning, and whether each fits alone up to its end.
+        """
+        together: dict[tuple[int | None, tuple[int, ...]], list[Choice]] = {}
         for choice in choices:
-            together.setdefault(tuple(choice.output), []).append(choice)
+            apart = choice.index if len(choice.output) > 1 else None
+            together.setdefault((apart, tuple(choice.output)), []).append(choice)
         for equal in together.values():
             self.start(trip.request, equal, trip.num_retries + 1)
 

@@ -7,6 +7,7 @@ import pytest
 import zmq.asyncio
 
 from daemon.config import DaemonConfig
+from daemon.neighbours import Neighbours
 from daemon.text import Tokenizer
 from tests.daemon.small_tokenizers import byte_level_directory, byte_level_json, load
 from tests.daemon.stage import MakeStage, OverheardLink, Stage
@@ -24,10 +25,11 @@ def make_stage(tmp_path: Path) -> Iterator[MakeStage]:
     context = zmq.asyncio.Context()
     links = []
 
-    async def make(**counts: int) -> Stage:
+    async def make(*, neighbours: Neighbours | None = None, **counts: int) -> Stage:
         links.append(OverheardLink(context, f"ipc://{tmp_path}/link"))
         config = DaemonConfig(**{"prefill": 0, "decode": 0, **(counts or {"mixed": 1})})
-        return Stage(links[-1], Tokenizer.from_directory(tmp_path), config)
+        tokenizer = Tokenizer.from_directory(tmp_path)
+        return Stage(links[-1], tokenizer, config, neighbours=neighbours)
 
     yield make
     for link in links:

@@ -9,9 +9,10 @@ import pytest
 
 from daemon.generation import GenerationSpec
 from daemon.model_sizes import ModelOutline
+from daemon.neighbours import Neighbours
 from daemon.operations import OperationRefused, Operations, Parts
 from ipc.messages import Command, Exit, Prefill
-from ipc.vocabulary import Parallelism, Placement, Role, SamplingParams
+from ipc.vocabulary import InstanceSpec, Parallelism, Placement, Role, SamplingParams
 from tests.daemon.stage import MODEL, MakeStage, PlayedProcess, Stage
 
 ALONE = Parallelism()
@@ -61,9 +62,23 @@ class Town:
         return life.epoch
 
 
+class Far(Neighbours):
+    """A node that every instance needs, until it is lost."""
+
+    is_lost = False
+
+    def trouble(self, spec: InstanceSpec) -> str | None:
+        return "far is not joined: it is lost" if self.is_lost else None
+
+    async def until_joined(self, spec: InstanceSpec) -> None:
+        await asyncio.Event().wait()
+
+
 @asynccontextmanager
-async def town_of(make_stage: MakeStage, **counts: int) -> AsyncIterator[Town]:
-    town = Town(await make_stage(**counts))
+async def town_of(
+    make_stage: MakeStage, *, neighbours: Neighbours | None = None, **counts: int
+) -> AsyncIterator[Town]:
+    town = Town(await make_stage(neighbours=neighbours, **counts))
     stage = town.stage
     async with asyncio.TaskGroup() as house:
         running = house.create_task(stage.supervisor.run())
@@ -128,6 +143,33 @@ async def test_an_instance_that_does_not_come_back_is_told(make_stage: MakeStage
         ward = town.stage.supervisor.wards["decode-0"]
         while not ward.is_ready:
             await town.stage.supervisor.changed()
+
+
+async def test_a_restart_does_not_wait_for_a_node_that_is_lost(make_stage: MakeStage) -> None:
+    far = Far()
+    async with town_of(make_stage, neighbours=far, prefill=1, decode=1) as town:
+        far.is_lost = True
+        with pytest.raises(OperationRefused, match="decode-0 comes back later: far is not joined"):
+            await town.operations.restart("decode-0", 1.0)
+
+
+@pytest.mark.parametrize("order", ["restart", "remove"])
+async def test_an_instance_that_is_taken_back_while_it_drains_stays(
+    make_stage: MakeStage, order: str
+) -> None:
+    async with town_of(make_stage, mixed=2) as town:
+        before, controller = town.epoch("mixed-0"), town.stage.controller
+        specs = [
+            GenerationSpec(prompt=(i, 2), sampling=SamplingParams(max_tokens=4, seed=1))
+            for i in range(2)
+        ]
+        with controller.submit(specs):
+            ordered = asyncio.ensure_future(getattr(town.operations, order)("mixed-0", 60.0))
+            await asyncio.sleep(0)
+            controller.undrain_instance("mixed-0")
+            with pytest.raises(OperationRefused, match="mixed-0 was taken back while it was being"):
+                await ordered
+        assert town.epoch("mixed-0") == before
 
 
 async def test_an_instance_is_added_on_free_devices_and_removed_again(

@@ -136,6 +136,18 @@ def test_blocks_that_wait_for_a_decode_instance_are_freed_when_none_comes_B13(
     assert refused(house) == {}, "a token has been sent: that is a failure"
 
 
+def test_a_request_of_which_two_limits_are_due_at_once_is_refused_once(
+    tokenizer: Tokenizer,
+) -> None:
+    limits = TimeLimits(queue_s=5.0, request_s=100.0, outage_s=5.0)
+    house = MuteHouse(tokenizer, time_limits=limits)
+    house.ask(100)
+    house.down("p0")
+    house.wait_until(5.0)
+    assert sum(refused(house).values()) == 1
+    assert house.controller.num_open == 0
+
+
 def test_requests_that_end_leave_no_deadline_behind(tokenizer: Tokenizer) -> None:
     house = MuteHouse(tokenizer, time_limits=LIMITS)
     gone, done = house.ask(100), house.ask(100)

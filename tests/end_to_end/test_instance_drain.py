@@ -24,11 +24,11 @@ def assert_answered(client: Client) -> None:
     assert client.tokens(0) == client.expected(0)
 
 
-async def drained(town: Town, waiting: "asyncio.Task[None]") -> None:
+async def drained(town: Town, waiting: "asyncio.Task[bool]") -> None:
     while not waiting.done():
         town.tick()
         await asyncio.sleep(0)
-    await waiting
+    assert await waiting
 
 
 @pytest.mark.parametrize("name", ["p0", "d0"])
@@ -64,6 +64,20 @@ async def test_an_idle_instance_is_drained_at_once_and_can_be_taken_back(
         town.ask(spec([1, 2]))
     town.controller.undrain_instance("d0")
     client = town.ask(spec([1, 2]))
+    town.settle()
+    assert_answered(client)
+
+
+async def test_who_waits_for_a_drained_instance_hears_that_it_was_taken_back(
+    tokenizer: Tokenizer,
+) -> None:
+    town = Town(tokenizer, DISAGGREGATED)
+    client = town.ask(spec([1, 2]))
+    waiting = asyncio.ensure_future(town.controller.drain_instance("p0"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    town.controller.undrain_instance("p0")
+    assert not await asyncio.wait_for(waiting, 1)
     town.settle()
     assert_answered(client)
 
