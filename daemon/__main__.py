@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from daemon import console, models, serve
-from daemon.config import DaemonConfig, LogLevel, read_config
+from daemon import config_command, console, models, serve
+from daemon.api_keys import add_key, entry_of, make_key
+from daemon.config import DaemonConfig, LogFormat, LogLevel, read_config
 from daemon.errors import ExitError
 from daemon.link_keys import make_keys
 from daemon.worker_process import compute_environment
@@ -29,8 +30,10 @@ USAGE = """usage: distserve COMMAND [options]
 
   serve     run the node's daemon: workers, HTTP, console (distserve serve --help)
   console   look at a running daemon, or drain it (distserve console --help)
+  config    check a configuration, or show what is in effect (distserve config --help)
+  api-key   make a key for a client of the API (distserve api-key --help)
   keygen    make the keys for links between nodes (distserve keygen --help)
-  models    fetch the embedded default model (distserve models --help)
+  models    fetch a model, the embedded default one or a hub's (distserve models --help)
   profile   measure step times and L_m of a worker into a table (distserve profile --help)
   plan      find the best placement for a load and its SLO (distserve plan --help)
   simulate  predict TTFT, TPOT, attainment and goodput of a deployment (distserve simulate --help)
@@ -64,6 +67,7 @@ def serve_command(argv: list[str]) -> int:
     config_file = flags.pop("config")
     read = functools.partial(read_config, Path(config_file) if config_file else None, flags)
     config = read()
+    os.environ[journal.LOG_FORMAT] = config.log_format
     journal.set_up(logging.getLevelNamesMapping()[config.log_level.upper()])
     serve.run(config, read)
     return 0
@@ -77,6 +81,26 @@ def keygen_command(argv: list[str]) -> int:
     )
     parser.add_argument("directory", type=Path, metavar="DIR")
     print(f"wrote {make_keys(parser.parse_args(argv).directory)}")
+    return 0
+
+
+def api_key_command(argv: list[str]) -> int:
+    """The key goes to stdout and nowhere else; what is kept is its hash."""
+    parser = _Parser(
+        prog="distserve api-key",
+        description="Make a key for a client of the API. It is told once; its hash is for the file "
+        "that api_keys names. A running daemon reads that again by SIGHUP (systemctl reload).",
+    )
+    parser.add_argument("name", metavar="NAME", help="who will use it; stands in the request log")
+    parser.add_argument("--file", type=Path, metavar="FILE", help="add the hash to this file")
+    asked = parser.parse_args(argv)
+    key = make_key()
+    if asked.file is None:
+        print(f"for the file of api_keys:\n\n{entry_of(asked.name, key)}", file=sys.stderr)
+    else:
+        add_key(asked.file, asked.name, key)
+        print(f"added to {asked.file}; the key of {asked.name}, told this once:", file=sys.stderr)
+    print(key)
     return 0
 
 
@@ -101,6 +125,8 @@ def planner_command(name: str) -> Callable[[list[str]], NoReturn]:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": serve_command,
     "console": console.main,
+    "config": lambda argv: config_command.main(argv, _serve_parser()),
+    "api-key": api_key_command,
     "keygen": keygen_command,
     "models": models.main,
     "profile": profile_command,
@@ -166,6 +192,10 @@ def _serve_parser() -> argparse.ArgumentParser:
         option(role, f"instances that {what}", type=int, metavar="N")
         option(f"{role}-tp", "tensor-parallel workers of each stage of them", type=int, metavar="N")
         option(f"{role}-pp", "pipeline stages of each of them", type=int, metavar="N")
+    option("api-keys", "file with the keys of those who may use the API (`distserve api-key`); "
+           "read again by SIGHUP", metavar="FILE")  # fmt: skip
+    option("insecure", "listen for other machines though nobody is asked for a key",
+           action="store_true", default=None)  # fmt: skip
     option("placement", "in place of counts and shapes: a file by `distserve plan`, or auto to let "
            "the planner choose for this machine and these:", metavar="FILE|auto")  # fmt: skip
     option("workload", "auto: what is sent, in the words of `distserve plan`", metavar="NAME|CSV")
@@ -205,6 +235,9 @@ def _serve_parser() -> argparse.ArgumentParser:
            type=float)  # fmt: skip
     option("max-retries", "how often what a failed worker had of a request is done again", type=int)
     option("threads-per-worker", "compute threads (default: an equal share of the cores)", type=int)
+    option("devices", "cores of each device, such as 0-3,4-7: workers are pinned to them, and "
+           "no other daemon may have them (default: all cores in equal shares)",
+           type=_words, metavar="CORES,...")  # fmt: skip
     option("drain-s", "seconds that running requests get at the end", type=float)
     option("quarantine-deaths", "deaths of workers within 10 minutes after which a device is "
            "left alone while the others can serve; 0: never", type=int)  # fmt: skip
@@ -217,6 +250,8 @@ def _serve_parser() -> argparse.ArgumentParser:
            "socket in the run directory is always there)", metavar="tcp://HOST:PORT")  # fmt: skip
     option("admin-keys", "directory of `distserve console keygen`, which that needs", metavar="DIR")
     option("log-level", "the least that is logged", choices=get_args(LogLevel))
+    option("log-format", "lines for people (with priorities where they go to the journal), or "
+           "objects", choices=get_args(LogFormat))  # fmt: skip
     return parser
 
 

@@ -1,18 +1,23 @@
 """The daemon's configuration: frozen, checked once, the same keys in the TOML file and as flags.
 
 A flag wins over the file, the file over the default. Unknown keys are errors, and every message
-carries the path to its field.
+carries the path to its field. All that is wrong is found at once: whoever starts a daemon is told
+the first of it, `distserve config check` tells the rest.
 """
 
-import ipaddress
 import re
 import tomllib
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from daemon.config_errors import sentence_of, unknown
+from daemon.devices import read_devices
 from daemon.errors import ConfigError
+from daemon.exposure import check_exposure, is_loopback
 from daemon.tokenizer_files import read_json
 from ipc.messages import LoadFormat
 from ipc.vocabulary import DType, PrefillPolicy, Role
@@ -25,6 +30,10 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
 _ORIGIN = re.compile(r"\*|https?://[^\s/,]+")
 _TCP = r"^tcp://(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):[0-9]{1,5}$"
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+
+VERSION = 1
+"""Of the file: `version = 1` may stand in it, so that another program's is not misread."""
 
 AUTO = "auto"  # a placement that the planner is to find ...
 SEARCHED = ("workload", "rate", "ttft", "tpot", "profile")  # ... for these
@@ -66,6 +75,8 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_connections: Positive | None = None
     max_connections_per_peer: Positive | None = None
     cors_origins: tuple[str, ...] = ()
+    api_keys: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    insecure: bool = False
     placement: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     node: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     nodes: dict[str, NodeAddress] = {}
@@ -104,6 +115,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 3
     quarantine_deaths: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
     threads_per_worker: Positive | None = None
+    devices: tuple[str, ...] = ()
     drain_s: Seconds = 30.0
     start_timeout_s: Seconds = 600.0
     wedged_after_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 10.0
@@ -111,6 +123,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     admin_address: Annotated[str, msgspec.Meta(pattern=_TCP)] | None = None
     admin_keys: str | None = None
     log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
 
     @property
     def model_dir(self) -> Path:
@@ -126,18 +139,43 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return int((by_role.get(role) or self.kv_cache_gib) * 2**30)
 
 
+class Settings(msgspec.Struct, frozen=True):
+    """What was set and not checked yet, and by whom: a file, or a flag by its name."""
+
+    values: dict[str, Any]
+    origins: dict[str, str]
+
+
 def read_config(config_file: Path | None, flags: dict[str, Any]) -> DaemonConfig:
     """Raises ConfigError: the file or a value cannot be used."""
-    values = _read_toml(config_file) if config_file else {}
-    values |= {key: value for key, value in flags.items() if value is not None}
-    _check_source(values)
-    try:
-        config = msgspec.convert(values, DaemonConfig)
-    except msgspec.ValidationError as error:
-        where = f"{config_file}: " if config_file else ""
-        raise ConfigError(f"{where}{error}") from error
-    _check(config)
+    config, troubles = checked(read_settings(config_file, flags))
+    if troubles:
+        others = len(troubles) - 1
+        more = f" (and {others} more; `distserve config check` tells all)" if others else ""
+        raise ConfigError(f"{troubles[0]}{more}")
     return config
+
+
+def read_settings(config_file: Path | None, flags: dict[str, Any]) -> Settings:
+    """Raises ConfigError: the file cannot be read, or is of another version."""
+    values = _read_toml(config_file) if config_file else {}
+    _check_version(config_file, values.pop("version", VERSION))
+    origins = dict.fromkeys(values, str(config_file))
+    for key, value in flags.items():
+        if value is not None:
+            values[key], origins[key] = value, f"--{key.replace('_', '-')}"
+    return Settings(values, origins)
+
+
+def checked(settings: Settings) -> tuple[DaemonConfig, list[str]]:
+    """The configuration, and all that is wrong with it; if anything is, it is the default one."""
+    values = settings.values
+    troubles = [*_wrong_values(settings), *_source_troubles(values)]
+    if troubles:
+        return DaemonConfig(), troubles
+    config = msgspec.convert(values, DaemonConfig)
+    troubles = list(_troubles(config))
+    return (DaemonConfig() if troubles else config), troubles
 
 
 def model_context(config: DaemonConfig) -> int:
@@ -170,11 +208,35 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _check_source(values: dict[str, Any]) -> None:
+def _check_version(config_file: Path | None, version: object) -> None:
+    """Before anything else: another version may have other keys."""
+    if version != VERSION or isinstance(version, bool):
+        raise ConfigError(
+            f"{config_file}: version: the file has version {version!r}, this daemon reads version "
+            f"{VERSION}"
+        )
+
+
+def _wrong_values(settings: Settings) -> Iterator[str]:
+    """Keys that there are not, and values of a wrong type or out of range."""
+    kinds = typing.get_type_hints(DaemonConfig, include_extras=True)
+    for key, value in settings.values.items():
+        origin = settings.origins[key]
+        if key not in kinds:
+            yield f"{origin}: {unknown(key, kinds)}"
+            continue
+        try:
+            msgspec.convert(value, kinds[key])
+        except msgspec.ValidationError as error:
+            is_flag = origin.startswith("--")
+            yield sentence_of(error, kinds[key], origin if is_flag else f"{origin}: {key}")
+
+
+def _source_troubles(values: dict[str, Any]) -> Iterator[str]:
     """Instances are counted out here or come from a placement, never both."""
     counted = [key for key in COUNTED if key in values]
     if "placement" in values and counted:
-        raise ConfigError(
+        yield (
             f"placement and {counted[0]} exclude each other: a placement says which instances "
             "there are and in which shapes"
         )
@@ -184,43 +246,55 @@ def _check_source(values: dict[str, Any]) -> None:
     if searched and values.get("placement") != AUTO:
         is_profile = searched[0] == "profile"
         or_slo = ", or an admission by target: admission = slo" if is_profile else ""
-        raise ConfigError(
-            f"{searched[0]} is for a placement that is searched: placement = auto{or_slo}"
-        )
+        yield f"{searched[0]} is for a placement that is searched: placement = auto{or_slo}"
 
 
-def _is_loopback(host: str) -> bool:
+def _troubles(config: DaemonConfig) -> Iterator[str]:
+    """What cannot be together."""
+    yield from _address_troubles(config)
+    yield from _role_troubles(config)
+    if config.admission == SLO and config.ttft is None:
+        yield "admission = slo needs a target for the time to first token: set ttft"
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        read_devices(config.devices)
+    except ConfigError as error:
+        yield str(error)
 
 
-def _check(config: DaemonConfig) -> None:
+def _address_troubles(config: DaemonConfig) -> Iterator[str]:
+    """Who may come from where."""
     for origin in config.cors_origins:
         if not _ORIGIN.fullmatch(origin):
-            raise ConfigError(
+            yield (
                 f"cors_origins: {origin!r} is none; an origin is https://HOST[:PORT], or * for any"
             )
-    if config.admin_host != NO_LISTENER and not _is_loopback(config.admin_host):
-        raise ConfigError(
+    try:
+        check_exposure(
+            config.host, has_keys=config.api_keys is not None, is_insecure=config.insecure
+        )
+    except ConfigError as error:
+        yield str(error)
+    if config.admin_host != NO_LISTENER and not is_loopback(config.admin_host):
+        yield (
             f"admin_host: {config.admin_host!r} is no loopback address, and nobody is asked for a "
             "key there; scrape /metrics on the service's own port, or tunnel (ssh -L)"
         )
-    if not config.prefill + config.mixed:
-        raise ConfigError("nobody prefills: set prefill or mixed to 1 or more")
-    if not config.decode + config.mixed:
-        raise ConfigError("nobody decodes: set decode or mixed to 1 or more")
-    is_fcfs = config.prefill_policy is PrefillPolicy.FCFS
-    if config.chunk_tokens is not None and not config.prefill and not is_fcfs:
-        raise ConfigError(
-            f"prefill_policy {config.prefill_policy} is for steps of prompts alone, and with "
-            "chunk_tokens and no prefill instances there are none"
-        )
     if config.admin_address is not None and config.admin_keys is None:
-        raise ConfigError(
+        yield (
             "admin_address: consoles come over TCP with keys only: set admin_keys "
             "(`distserve console keygen DIR` makes them)"
         )
-    if config.admission == SLO and config.ttft is None:
-        raise ConfigError("admission = slo needs a target for the time to first token: set ttft")
+
+
+def _role_troubles(config: DaemonConfig) -> Iterator[str]:
+    """Somebody does each phase, and by a policy that its steps have."""
+    if not config.prefill + config.mixed:
+        yield "nobody prefills: set prefill or mixed to 1 or more"
+    if not config.decode + config.mixed:
+        yield "nobody decodes: set decode or mixed to 1 or more"
+    is_fcfs = config.prefill_policy is PrefillPolicy.FCFS
+    if config.chunk_tokens is not None and not config.prefill and not is_fcfs:
+        yield (
+            f"prefill_policy {config.prefill_policy} is for steps of prompts alone, and with "
+            "chunk_tokens and no prefill instances there are none"
+        )

@@ -64,6 +64,14 @@ class PromptTooLong(InvalidRequest):
         )
 
 
+class InvalidApiKey(ServeError):
+    """No key came with the request, or none that is known here."""
+
+    status = 401
+    kind = "invalid_request_error"
+    code = "invalid_api_key"
+
+
 class ModelNotFound(ServeError):
     """Another model was asked for than the one that is served."""
 
@@ -149,6 +157,12 @@ class SloMissed(QueueFull):
     code = "slo"
 
 
+class KeyLimit(QueueFull):
+    """As many requests as its key may have are under way, or wait, already."""
+
+    code = "key_limit"
+
+
 class QueueTimeout(QueueFull):
     """It has waited for its prefill for as long as a request may."""
 
@@ -227,6 +241,10 @@ class AlreadyRunning(ExitError):
     """Another daemon holds this run directory or this port."""
 
     exit_code = 75
+
+
+class DeviceTaken(AlreadyRunning):
+    """Another daemon has a device that this one was to use."""
 
 
 class Unreachable(ExitError):

@@ -2,7 +2,8 @@
 
 Shapes follow from the model's sizes. Memory is refused where the machine could never have it;
 what others hold of it at the moment is each worker's own concern. On a CPU a device is a share of
-the cores, so too few of them are slow and not impossible.
+the cores, so too few of them are slow and not impossible; but where devices are named, there are
+no others.
 """
 
 import logging
@@ -32,6 +33,11 @@ def check_placement(config: DaemonConfig, placement: Placement, outline: ModelOu
     check_handovers(placement, outline)
     check_memory(config, placement, outline, num_bytes=usable_memory())
     devices = devices_in_use(placement, own_node(config, placement))
+    if config.devices and devices and devices[-1] >= len(config.devices):
+        raise ConfigError(
+            f"devices: {len(config.devices)} are named, and the placement needs number "
+            f"{devices[-1]} (they are counted from 0)"
+        )
     num_cores, num_workers = len(os.sched_getaffinity(0)), len(devices)
     if num_workers > num_cores:
         logger.warning("%d workers share %d cores: expect slow steps", num_workers, num_cores)

@@ -46,6 +46,7 @@ class Heartbeat:
         self._number = 0
         self._answers: dict[Sender, int] = {}
         self._waiters: list[asyncio.Future[None]] = []
+        self.still_s: dict[str, float] = {}  # for how long who is not excused got nowhere
 
     @property
     def num_beats(self) -> int:
@@ -73,8 +74,11 @@ class Heartbeat:
     def beat(self) -> None:
         """Judge by what has been answered so far, then ask again."""
         lives = {life.epoch: life for life in self._supervisor.watched_lives()}
+        self.still_s = {}
         for finding in self._watchdog.judge(self._facts(lives.values()), self._clock()):
             self._metrics.got_on(finding.instance, finding.age_s)
+            if not finding.is_excused:
+                self.still_s[finding.instance] = finding.age_s
             if finding.wedged is not None:
                 self._metrics.wedged(finding.instance)
                 lives[finding.epoch].doom(f"wedged: {finding.wedged}")

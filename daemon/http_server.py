@@ -11,8 +11,10 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from daemon.config import DaemonConfig
 from daemon.connection_book import ConnectionBook
 from daemon.errors import AlreadyRunning, ConfigError
+from daemon.exposure import check_exposure
 from daemon.guarded_protocol import GuardedProtocol, Guards
 
 BACKLOG = 2048
@@ -47,6 +49,12 @@ def bind(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise AlreadyRunning(f"{host}:{port} is in use; choose another --port") from error
         raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+
+
+def check_listener(listener: socket.socket, config: DaemonConfig) -> None:
+    """Raises ConfigError: it is open to others, and nobody is asked for a key."""
+    host = listener.getsockname()[0]
+    check_exposure(host, has_keys=config.api_keys is not None, is_insecure=config.insecure)
 
 
 def url_of(listener: socket.socket) -> str:

@@ -44,6 +44,7 @@ from daemon.placement import guests_of, hosts_of, own_node, placement_of
 from daemon.preparation import first_exit_error, load_model, own_run_dir
 from daemon.pulse import Pulse
 from daemon.quarantine import Quarantine
+from daemon.readiness import NodeReadiness
 from daemon.reload import Reloader
 from daemon.remote_node import RemoteNode
 from daemon.sd_notify import Notifier
@@ -71,8 +72,10 @@ def run(config: DaemonConfig, read: Callable[[], DaemonConfig]) -> None:
         with ExitStack() as stack:
             passed = listen_fds.inherited()
             listener = stack.enter_context(passed or http_server.bind(config.host, config.port))
+            http_server.check_listener(listener, config)
             notifier = stack.enter_context(Notifier.from_environment())
             run_dir = stack.enter_context(own_run_dir(config))
+            stack.enter_context(devices.held(devices.read_devices(config.devices)))
             if config.placement == AUTO:
                 notifier.extend(config.start_timeout_s, "searching a placement")
                 config = planning.searched(config, run_dir.path)
@@ -210,10 +213,11 @@ class Daemon:
             build_app(
                 self._controller,
                 self._model,
-                self._node,
+                NodeReadiness(self._node, self._controller.instances, beat, config.wedged_after_s),
                 self._render_metrics,
                 Limits(),
                 config.cors_origins,
+                ring_of(config, self._reloader),
             ),
             book=self._book,
             guards=Guards(on_refused=self._metrics.refused),

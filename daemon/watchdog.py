@@ -43,12 +43,14 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """How long ago an instance last got on; the reason, if it is wedged."""
+    """How long ago an instance last got on; the reason, if it is wedged. One that is within a
+    step that was to be long is excused."""
 
     instance: str
     epoch: int
     age_s: float
     wedged: str | None = None
+    is_excused: bool = False
 
 
 class Watchdog:
@@ -85,7 +87,8 @@ class Watchdog:
         pull_s = self._unchanged_s((facts.epoch, "pull"), pull_since_s)
         silent = [str(name) for name, age_s in silence_s.items() if age_s >= self._bound_s]
         wedged = None
-        if self._is_excused(facts.stats, now_s):
+        is_excused = self._is_excused(facts.stats, now_s)
+        if is_excused:
             pass
         elif silent:
             wedged = f"{', '.join(silent)} did not answer for {self._bound_s:g} s"
@@ -94,7 +97,7 @@ class Watchdog:
         elif pull_since_s is not None and pull_s >= self._bound_s:
             wedged = f"a pull did not end within {self._bound_s:g} s"
         age_s = max(*silence_s.values(), stall_s if is_runnable else 0.0)
-        return Finding(facts.instance, facts.epoch, age_s, wedged)
+        return Finding(facts.instance, facts.epoch, age_s, wedged, is_excused)
 
     def _is_excused(self, stats: Stats, now_s: float) -> bool:
         """It is within a long step that was announced, or not long after."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from daemon.config import DaemonConfig
+from daemon.devices import read_devices
 from daemon.meeting_points import MeetingPoints
 from daemon.placement import devices_in_use, own_node
 from ipc.messages import MixedPolicy, WorkerConfig
@@ -27,6 +28,7 @@ class WorkerConfigs:
     ) -> None:
         self._config = config
         self._node = own_node(config, placement)
+        self._cores = read_devices(config.devices)
         self.adopt(placement)
         self._endpoint = endpoint
         self._meeting_points = meeting_points
@@ -97,7 +99,10 @@ class WorkerConfigs:
         self._meeting_points.remove(epoch)
 
     def _cpu_share(self, device: int) -> tuple[tuple[int, ...], int]:
-        """(cores to be pinned to, threads) of one worker, see `cpu_share`."""
+        """(cores to be pinned to, threads) of one worker: as configured, else see `cpu_share`."""
+        if self._cores:
+            cores = self._cores[device]
+            return cores, self._config.threads_per_worker or len(cores)
         return cpu_share(
             sorted(os.sched_getaffinity(0)),
             self._devices.index(device),

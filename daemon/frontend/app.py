@@ -1,7 +1,7 @@
 """The HTTP face: routes, body limits, and errors in the API's shape.
 
-Knows the controller only as a `Submitter`. Health never asks a worker: it repeats what the
-`Readiness` at hand says.
+Knows the controller only as a `Submitter`. Health and readiness never ask a worker: they repeat
+what the `Readiness` at hand says.
 """
 
 import importlib.metadata
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from daemon.api_keys import KeyRing
 from daemon.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -24,6 +25,7 @@ from daemon.errors import (
     ServeError,
     ServiceFailed,
 )
+from daemon.frontend.auth import Auth
 from daemon.frontend.bodies import Bodies, Limits
 from daemon.frontend.calls import Call, plan_chat, plan_completion
 from daemon.frontend.cors import Cors
@@ -49,15 +51,28 @@ class Readiness(Protocol):
         ...
 
 
+class Progress(Readiness, Protocol):
+    """And whether the service gets on with those that it has taken."""
+
+    @property
+    def standstill(self) -> NotReady | None:
+        """The same, and beyond that why nothing that was taken gets on."""
+        ...
+
+
 def build_app(
     submitter: Submitter,
     model: ServedModel,
-    readiness: Readiness,
+    readiness: Progress,
     metrics_render: MetricsRender,
     limits: Limits,
     cors_origins: Sequence[str] = (),
+    keys: KeyRing | None = None,
 ) -> ASGIApp:
-    """The whole HTTP application. `metrics_render` returns a content type and a body."""
+    """The whole HTTP application. `metrics_render` returns a content type and a body.
+
+    Without `keys` everybody may use it.
+    """
     endpoints = _Endpoints(submitter, model, limits)
     status = _StatusEndpoints(readiness, metrics_render)
     handlers: dict[str, Handler] = {
@@ -67,6 +82,9 @@ def build_app(
         "model": endpoints.model,
         "health": status.health,
         "live": status.live,
+        "health_ready": status.ready,
+        "ready": status.ready,
+        "ping": status.live,
         "metrics": status.metrics,
         "version": status.version,
         "openapi": status.openapi,
@@ -83,7 +101,8 @@ def build_app(
         },
     )
     app.router.redirect_slashes = False
-    return Cors(RequestLog(Turnstile(app)), cors_origins)
+    inside: ASGIApp = Turnstile(app)
+    return Cors(RequestLog(inside if keys is None else Auth(inside, keys)), cors_origins)
 
 
 class _Endpoints:
@@ -122,13 +141,17 @@ class _Endpoints:
 class _StatusEndpoints:
     """What balancers, monitors and people ask for."""
 
-    def __init__(self, readiness: Readiness, metrics_render: MetricsRender) -> None:
+    def __init__(self, readiness: Progress, metrics_render: MetricsRender) -> None:
         self._readiness = readiness
         self._metrics_render = metrics_render
         self._document = document()
 
     async def health(self, _: Request) -> Response:
         refusal = self._readiness.refusal
+        return json_response({"status": "ready"}) if refusal is None else error_response(refusal)
+
+    async def ready(self, _: Request) -> Response:
+        refusal = self._readiness.standstill
         return json_response({"status": "ready"}) if refusal is None else error_response(refusal)
 
     async def live(self, _: Request) -> Response:

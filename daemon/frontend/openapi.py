@@ -72,6 +72,18 @@ OPERATIONS = (
         answer=answers.Status,
     ),
     Operation(
+        name="health_ready",
+        path="/health/ready",
+        summary="Can requests be served, and do those that were taken get on?",
+        answer=answers.Status,
+    ),
+    Operation(
+        name="ready", path="/ready", summary="The same as /health/ready.", answer=answers.Status
+    ),
+    Operation(
+        name="ping", path="/ping", summary="The same as /health/live.", answer=answers.Status
+    ),
+    Operation(
         name="metrics",
         path="/metrics",
         summary="Counts and latencies for Prometheus.",

@@ -79,7 +79,8 @@ class Reply:
             record.saw_tokens()
             await self._aside_if_long(answer.take, deltas)
             record.num_output_tokens = answer.num_output_tokens
-        body = answer.body(generation.stage_times)
+        record.stage_times = generation.stage_times
+        body = answer.body(record.stage_times)
         length = str(len(body)).encode()
         await client.begin([(b"content-type", b"application/json"), (b"content-length", length)])
         await client.send(body, more=False)
@@ -114,7 +115,8 @@ class Reply:
                 await client.send(events)
         if not client.has_begun:
             await client.begin(_STREAM_HEADERS)
-        await client.send(answer.ending(generation.stage_times), more=False)
+        record.stage_times = generation.stage_times
+        await client.send(answer.ending(record.stage_times), more=False)
 
     @property
     def _is_long(self) -> bool:

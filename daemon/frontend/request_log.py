@@ -1,19 +1,23 @@
 """The outermost layer: names every request, logs it in one line, and turns failures into errors.
 
 Never logs what a client wrote, only counts and names of our own: the route's template instead of
-the path, and a request id that was checked.
+the path, the name of a key instead of the key, and a request id that was checked.
 """
 
 import logging
 import re
 import time
 import uuid
+from collections.abc import Callable, Sequence
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from daemon.errors import ServiceFailed
 from daemon.frontend.json_response import error_response
+from daemon.generation import StageTimes
+from ipc.journal import with_fields
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +32,11 @@ class RequestRecord:
         self.request_id = request_id
         self.status: int | None = None
         self.error: str | None = None
+        self.key_name: str | None = None
         self.num_prompt_tokens: int | None = None
         self.num_output_tokens: int | None = None
+        self.stage_times: Sequence[StageTimes] = ()
+        self.on_first_token: Callable[[], None] = lambda: None
         self._begin_s = time.perf_counter()
         self._first_token_s: float | None = None
 
@@ -44,27 +51,43 @@ class RequestRecord:
         """Call it with every batch of tokens; the first one is the time to first token."""
         if self._first_token_s is None:
             self._first_token_s = time.perf_counter()
+            self.on_first_token()
 
     def log(self, scope: Scope) -> None:
-        """One line for people and for grep."""
-        ttft_ms = None
-        if self._first_token_s is not None:
-            ttft_ms = round(1000 * (self._first_token_s - self._begin_s), 1)
+        """One line for people and for grep; where lines are JSON, an object with the same facts."""
+        facts = self._facts(scope)
         # Balancers ask for health several times a second, forever.
         level = logging.DEBUG if scope["path"].startswith("/health") else logging.INFO
         logger.log(
             level,
-            "request %s %s %s status=%s prompt_tokens=%s output_tokens=%s ttft_ms=%s total_ms=%s%s",
+            "request %s %s %s %s",
             self.request_id,
-            scope["method"] if scope["method"] in _METHODS else "other",
-            getattr(scope.get("route"), "path", "unmatched"),
-            _or_dash(499 if self.status is None else self.status),
-            _or_dash(self.num_prompt_tokens),
-            _or_dash(self.num_output_tokens),
-            _or_dash(ttft_ms),
-            round(1000 * (time.perf_counter() - self._begin_s), 1),
-            "" if self.error is None else f" error={self.error}",
+            facts["method"],
+            facts["route"],
+            " ".join(f"{key}={_or_dash(facts[key])}" for key in facts if key not in _BEFORE),
+            extra=with_fields(facts),
         )
+
+    def _facts(self, scope: Scope) -> dict[str, object]:
+        """All that is told, in the line's order; what does not always apply only where it does."""
+        first_s = self._first_token_s
+        facts: dict[str, object] = {
+            "request_id": self.request_id,
+            "method": scope["method"] if scope["method"] in _METHODS else "other",
+            "route": getattr(scope.get("route"), "path", "unmatched"),
+            "status": 499 if self.status is None else self.status,
+            "prompt_tokens": self.num_prompt_tokens,
+            "output_tokens": self.num_output_tokens,
+            "ttft_ms": None if first_s is None else _ms(first_s - self._begin_s),
+            "total_ms": _ms(time.perf_counter() - self._begin_s),
+        }
+        if self.key_name is not None:
+            facts["key"] = self.key_name
+        for stage, seconds in _slowest(self.stage_times).items():
+            facts[f"{stage.removesuffix('_s')}_ms"] = _ms(seconds)
+        if self.error is not None:
+            facts["error"] = self.error
+        return facts
 
 
 class RequestLog:
@@ -99,6 +122,7 @@ class RequestLog:
 
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_BEFORE = ("request_id", "method", "route")
 
 
 def _request_id(scope: Scope) -> str:
@@ -107,5 +131,17 @@ def _request_id(scope: Scope) -> str:
     return given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def _or_dash(value: float | None) -> str:
+def _slowest(stage_times: Sequence[StageTimes]) -> dict[str, float]:
+    """The stages of the prompt that took longest, of a call that may have several."""
+    if not stage_times:
+        return {}
+    every = [msgspec.structs.asdict(times) for times in stage_times]
+    return max(every, key=lambda times: sum(times.values()))
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 1)
+
+
+def _or_dash(value: object) -> str:
     return "-" if value is None else str(value)

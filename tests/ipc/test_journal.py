@@ -1,10 +1,13 @@
 """Log lines as the journal and as people get them."""
 
 import io
+import json
 import logging
 import os
 import sys
 from pathlib import Path
+
+import pytest
 
 from ipc import journal
 from ipc.journal import JournalFormatter, TextFormatter, is_journal
@@ -74,3 +77,25 @@ def test_set_up_replaces_the_root_handler_and_respects_the_level() -> None:
         root.setLevel(level)
     assert out.getvalue().count("\n") == 1
     assert "shown once" in out.getvalue()
+
+
+def test_json_is_one_object_a_line_with_the_facts_of_the_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(journal.LOG_FORMAT, journal.JSON)
+    stream = io.StringIO()
+    made = failed_record(ValueError("first\nsecond \udc80"))
+    made.fields = {"status": 200, "key": None}
+    before = logging.getLogger().handlers[:]
+    journal.set_up(stream=stream)
+    try:
+        logging.getLogger().handle(made)
+        logging.getLogger("x").warning("client said %s", "a\nb\x1b \udc80")
+    finally:
+        logging.getLogger().handlers[:] = before
+    failed, plain = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert failed["level"] == "error"
+    assert failed["status"] == 200
+    assert "ValueError: first\nsecond" in failed["traceback"]
+    assert (plain["logger"], plain["level"]) == ("x", "warning")
+    assert plain["message"] == r"client said a\nb\x1b \udc80"

@@ -26,9 +26,14 @@ CONTEXT = 256
 
 
 class SwitchedReadiness:
-    """Ready unless a test says otherwise."""
+    """Ready, and getting on, unless a test says otherwise."""
 
     refusal: NotReady | None = None
+    stuck: NotReady | None = None
+
+    @property
+    def standstill(self) -> NotReady | None:
+        return self.refusal or self.stuck
 
 
 class Service:

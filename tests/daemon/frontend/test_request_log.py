@@ -1,3 +1,4 @@
+import json
 import logging
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from daemon.frontend.app import build_app
 from daemon.generation import Delta
 from daemon.text import Tokenizer
+from ipc.journal import JsonFormatter
 from tests.daemon.frontend.fake_submitter import failing
 from tests.daemon.frontend.http_calls import COMPLETIONS, FAILURE, HELLO, LIMITS, REPLY
 from tests.daemon.frontend.http_service import Service
@@ -103,3 +105,15 @@ async def test_a_path_makes_no_metric_D7(tokenizer: Tokenizer) -> None:
         after = await http.get("/metrics")
     assert "random-path" not in after.text
     assert len(after.text.splitlines()) == before
+
+
+async def test_the_line_tells_the_five_stages_and_json_the_same_facts(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = await log_line(http, caplog, COMPLETIONS, HELLO)
+    stages = "prefill_queue_ms=100.0 prefill_ms=200.0 transfer_ms=300.0 decode_queue_ms=400.0"
+    assert f"{stages} decode_ms=500.0" in line
+    (record,) = [each for each in caplog.records if each.name == "daemon.frontend.request_log"]
+    told = json.loads(JsonFormatter().format(record))
+    assert (told["request_id"], told["route"], told["status"]) == ("me", COMPLETIONS, 200)
+    assert (told["transfer_ms"], told["level"]) == (300.0, "info")

@@ -51,6 +51,24 @@ async def test_the_process_lives_even_when_it_cannot_serve(
     assert (await http.get("/health/live")).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/ready", "/health/ready"])
+async def test_ready_is_503_when_nothing_gets_on_though_health_is_well_D2_D4(
+    service: Service, http: httpx.AsyncClient, path: str
+) -> None:
+    assert (await http.get(path)).status_code == 200
+    service.readiness.stuck = NotReady("nobody who decodes has made progress")
+    response = await http.get(path)
+    assert (response.status_code, error_of(response)["code"]) == (503, "not_ready")
+    assert (await http.get("/health")).status_code == 200
+
+
+async def test_ping_is_answered_even_when_nothing_can_be_served(
+    service: Service, http: httpx.AsyncClient
+) -> None:
+    service.readiness.refusal = NotReady("Starting.")
+    assert (await http.get("/ping")).json() == {"status": "alive"}
+
+
 async def test_metrics_are_those_of_the_renderer(http: httpx.AsyncClient) -> None:
     response = await http.get("/metrics")
     assert (response.headers["content-type"], response.text) == ("text/plain", "up 1\n")
