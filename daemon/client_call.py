@@ -3,17 +3,27 @@
 from collections.abc import Callable
 from typing import Self
 
-from daemon.generation import Delta, StageTimes, TokenStream
+from daemon.generation import NAMELESS, Delta, Origin, StageTimes, TokenStream
 from daemon.request import Request
 
 
 class ClientCall:
     """All requests of one HTTP call and their stream. Leaving it aborts what is unfinished."""
 
-    def __init__(self, stream: TokenStream, abandon: Callable[[Request], None]) -> None:
+    def __init__(
+        self,
+        stream: TokenStream,
+        abandon: Callable[[Request], None],
+        origin: Origin = NAMELESS,
+    ) -> None:
         self._stream = stream
         self._abandon = abandon
+        self._origin = origin
         self.requests: list[Request] = []
+
+    def add(self, request: Request) -> None:
+        request.label, request.traceparent = self._origin.label, self._origin.traceparent
+        self.requests.append(request)
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,7 @@ from daemon.client_call import ClientCall
 from daemon.deadlines import TimeLimits
 from daemon.door import Door
 from daemon.errors import Draining, RequestTimeout, ServeError, WorkerFailed
-from daemon.generation import Delta, GenerationSpec, TokenStream
+from daemon.generation import NAMELESS, Delta, GenerationSpec, Origin, TokenStream
 from daemon.instances import Instance, InstanceTable
 from daemon.metrics import Metrics
 from daemon.request import ENDED, Choice, Phase, Request, Trip
@@ -71,7 +71,7 @@ class Controller:
     def max_output(self, num_prompt: int) -> int:
         return self._door.capacity.max_output(num_prompt)
 
-    def submit(self, specs: Sequence[GenerationSpec]) -> ClientCall:
+    def submit(self, specs: Sequence[GenerationSpec], origin: Origin = NAMELESS) -> ClientCall:
         try:
             if self.is_draining:
                 raise Draining()
@@ -82,10 +82,10 @@ class Controller:
             self._metrics.refused(error)
             raise
         stream = TokenStream(sum(spec.num_choices for spec in specs))
-        call = ClientCall(stream, self.abandon)
+        call = ClientCall(stream, self.abandon, origin)
         num_choices = 0
         for spec in specs:
-            call.requests.append(self._take(spec, stream, first_choice=num_choices))
+            call.add(self._take(spec, stream, first_choice=num_choices))
             num_choices += spec.num_choices
         return call
 

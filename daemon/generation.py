@@ -28,6 +28,16 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """What the client calls its call, and its W3C `traceparent`; empty where it says nothing."""
+
+    label: str = ""
+    traceparent: str = ""
+
+
+NAMELESS = Origin()
+
+
 class Delta(msgspec.Struct, frozen=True):
     """What one choice gained: whole characters only; `finished` comes with its last delta.
 
@@ -124,7 +134,7 @@ class Generation(Protocol):
 class Submitter(Protocol):
     """Takes checked calls."""
 
-    def submit(self, specs: Sequence[GenerationSpec]) -> Generation:
+    def submit(self, specs: Sequence[GenerationSpec], origin: Origin = NAMELESS) -> Generation:
         """Start all prompts of one call, or none.
 
         Raises:

@@ -19,7 +19,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from daemon import metric_buckets as buckets
-from daemon.errors import ServeError
+from daemon.errors import Draining, NotReady, QueueFull, QueueTimeout, ServeError, SloMissed
 from daemon.instance_metrics import InstanceMetrics
 from daemon.instances import Instance
 from daemon.metric_families import Families
@@ -192,6 +192,8 @@ class Metrics:
             "Requests refused at the door, or before their prefill, by reason",
             ["reason"],
         )
+        for kind in (QueueFull, SloMissed, QueueTimeout, NotReady, Draining):
+            self._refused.labels(kind.code)  # a rate is seen from the first one on
 
     def _make_token_counts(self, families: Families, targets: Targets) -> None:
         self._prompt_tokens = families.model_counter("vllm:prompt_tokens", "Prompt tokens taken")

@@ -137,9 +137,11 @@ class Choice:
 
 
 class Request:
-    """One prompt of a client's call. `label` is what the client calls it, if anything."""
+    """One prompt of a client's call. `label` is what the client calls it, if anything, and
+    `traceparent` the span of the client's that it belongs to."""
 
     label = ""
+    traceparent = ""
 
     def __init__(
         self, spec: GenerationSpec, arrival: int, stream: TokenStream, arrived_s: float

@@ -53,6 +53,7 @@ from daemon.service_report import ServiceReport, Stage, status_line
 from daemon.status_view import StatusBoard
 from daemon.supervisor import Supervisor
 from daemon.targets import slo_of, target_of
+from daemon.trace_export import tracer_of
 from daemon.worker_configs import WorkerConfigs
 from ipc.run_dir import RunDir
 from ipc.sockets import DaemonSocket
@@ -119,6 +120,7 @@ class Daemon:
             sockets.callback(self._context.term)
             sockets.callback(self._link.close)
             sockets.callback(self._page.close)
+            sockets.callback(self._tracer.close)
             if self._host is not None:
                 sockets.callback(self._host.close)
             sockets.callback(self._admin.close)
@@ -208,7 +210,13 @@ class Daemon:
         )
         self._admin = AdminService(self._context, self._run_dir.admin_socket, around)
         self._supervisor.on_change = self._on_change
-        self._page = self._admin_http()
+        sights = (self._node, self._controller, self._supervisor)
+        self._metrics.registry.register(LiveMetrics(*sights, self._metrics.model_labels))
+        board = StatusBoard(*sights, self._metrics)
+        page = build_admin_app(board, self._node, self._render_metrics)
+        self._page = AdminHttp(config.admin_host, config.admin_port, page)
+        self._tracer = tracer_of(config, version)
+        self._controller.timelines.on_ended = self._tracer.ended
         self._server = http_server.HttpServer(
             build_app(
                 self._controller,
@@ -225,14 +233,6 @@ class Daemon:
         parts = {"http": lambda: self._server.num_rounds, "heartbeat": lambda: beat.num_beats}
         self._report = ServiceReport(self._notifier, self._describe, Pulse(parts))
         self._controller.on_load = self._report.changed
-
-    def _admin_http(self) -> AdminHttp:
-        parts = (self._node, self._controller, self._supervisor)
-        live = LiveMetrics(*parts, self._metrics.model_labels)
-        self._metrics.registry.register(live)
-        board = StatusBoard(*parts, self._metrics)
-        app = build_admin_app(board, self._node, self._render_metrics)
-        return AdminHttp(self._config.admin_host, self._config.admin_port, app)
 
     def _join_nodes(self, configs: WorkerConfigs) -> None:
         """Links to the nodes that instances are shared with; where none are, no socket opens."""

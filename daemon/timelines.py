@@ -5,7 +5,7 @@ requests that it is told of and the last ones that have ended; knows nothing of 
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -45,6 +45,7 @@ class Timelines:
     def __init__(self, max_ended: int = MAX_ENDED) -> None:
         self._open: dict[int, Request] = {}
         self._ended: deque[RequestTimeline] = deque(maxlen=max_ended)
+        self.on_ended: Callable[[Request, RequestTimeline], None] = lambda request, timeline: None
 
     def arrived(self, request: Request) -> None:
         self._open[request.arrival] = request
@@ -52,6 +53,7 @@ class Timelines:
     def ended(self, request: Request) -> None:
         del self._open[request.arrival]
         self._ended.append(timeline_of(request))
+        self.on_ended(request, self._ended[-1])
 
     @property
     def num_open(self) -> int:

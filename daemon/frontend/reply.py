@@ -17,6 +17,7 @@ from daemon.errors import ServeError, ServiceFailed
 from daemon.frontend.answers import StreamedAnswer, WholeAnswer, error_event
 from daemon.frontend.calls import Call
 from daemon.frontend.client import Client, ClientGone, ClientStalled, Headers
+from daemon.frontend.origin import origin_of
 from daemon.frontend.request_log import RequestRecord
 from daemon.frontend.served_model import ServedModel
 from daemon.generation import Delta, Generation, Submitter
@@ -61,7 +62,7 @@ class Reply:
         record.num_prompt_tokens = self._call.num_prompt_tokens
         try:
             async with Client(receive, send, stall_s=self._stall_s) as client:
-                with self._submitter.submit(self._call.specs) as generation:
+                with self._submitter.submit(self._call.specs, origin_of(scope)) as generation:
                     if self._call.stream:
                         await self._stream(generation, client, record)
                     else:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from daemon.errors import PromptTooLong, ServeError
-from daemon.generation import Delta, GenerationSpec, StageTimes
+from daemon.generation import NAMELESS, Delta, GenerationSpec, Origin, StageTimes
 from daemon.text import ChoiceText, Tokenizer
 from ipc.vocabulary import FinishReason, TokenLogprobs
 
@@ -67,13 +67,15 @@ class FakeSubmitter:
         self.script: Script | None = None
         self.refusal: Exception | None = None
         self.generations: list[FakeGeneration] = []
+        self.origins: list[Origin] = []
         self.submitted = asyncio.Event()
 
     @property
     def last(self) -> FakeGeneration:
         return self.generations[-1]
 
-    def submit(self, specs: Sequence[GenerationSpec]) -> FakeGeneration:
+    def submit(self, specs: Sequence[GenerationSpec], origin: Origin = NAMELESS) -> FakeGeneration:
+        self.origins.append(origin)
         if self.refusal is not None:
             raise self.refusal
         steps = self._answer(specs) if self.script is None else self.script(specs)
