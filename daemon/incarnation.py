@@ -7,13 +7,14 @@ import logging
 from daemon.remote_node import RemoteWorker
 from daemon.worker_process import WorkerProcess
 from ipc.channel import ChannelClosed
-from ipc.messages import Audit, Broken, Command, Exit, Hello, Loading, Ready
+from ipc.messages import Audit, Broken, Command, Exit, Hello, Loading, Ready, Released
 from ipc.sockets import DaemonSocket, PeerGone
 from ipc.vocabulary import InstanceSpec, WorkerName
 
 logger = logging.getLogger(__name__)
 
-StartEvent = Hello | Loading | Broken | Ready
+StartEvent = Hello | Loading | Broken | Ready | Released
+"""What workers say of themselves: how their start goes, and that they let go of others' pools."""
 Process = WorkerProcess | RemoteWorker
 
 # Block ids are an instance's: every rank's pool must have the same blocks.
@@ -35,6 +36,7 @@ class Incarnation:
         self.is_up = False
         self._link = link
         self._progress: dict[WorkerName, tuple[float, str]] = {}
+        self._lent: set[tuple[WorkerName, str, int]] = set()
         self._all_ready = asyncio.Event()
         self._doom: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -93,6 +95,21 @@ class Incarnation:
                 self.give_up(reason)
             case Ready():
                 self._became_ready(worker, event)
+            case Released(instance, epoch):
+                self._lent.discard((worker, instance, epoch))
+
+    def lend(self, reader: WorkerName, instance: str, epoch: int) -> None:
+        """One of our workers is told how to open pools of another incarnation."""
+        self._lent.add((reader, instance, epoch))
+
+    def may_read(self, other: "Incarnation") -> bool:
+        """Whether a worker of ours may still have a pool of that one open."""
+        return any(lent[1:] == (other.spec.name, other.epoch) for lent in self._lent)
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether its pools are a device's memory."""
+        return any(ready.is_device_memory for ready in self.ready.values())
 
     async def until_ready(self) -> None:
         await self._all_ready.wait()

@@ -42,6 +42,7 @@ def introduce(source: Incarnation, reader: Incarnation, tell: Tell) -> None:
         for name, target in reader.workers.items():
             if _overlap(reader.ready[name].layout, peer_up.layout):
                 assert source.spec.node_of(pool) == reader.spec.node_of(name)
+                reader.lend(name, source.spec.name, source.epoch)
                 target.give_pool(about, process.pool_descriptor)
                 tell(reader, name, peer_up)
 

@@ -21,6 +21,7 @@ from ipc.messages import (
     PeerUp,
     PoolDescriptor,
     Ready,
+    Released,
     WorkerConfig,
 )
 from ipc.vocabulary import WorkerName
@@ -118,7 +119,7 @@ class Said(msgspec.Struct, frozen=True, tag=True):
 
     worker: WorkerName
     epoch: int
-    event: Hello | Loading | Broken | Ready
+    event: Hello | Loading | Broken | Ready | Released
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):

@@ -47,6 +47,7 @@ from ipc.messages import (
     PeerUp,
     PoolDescriptor,
     Ready,
+    Released,
     WorkerConfig,
 )
 from ipc.sockets import PeerGone, Sender
@@ -58,7 +59,7 @@ KILLED_WITHIN_S = 0.5  # from the end of the bound to the last SIGKILL there
 RETRY_S = 0.5
 _LAST_WORDS_MS = 200
 
-OnEvent = Callable[[WorkerName, int, Hello | Loading | Broken | Ready], None]
+OnEvent = Callable[[WorkerName, int, Hello | Loading | Broken | Ready | Released], None]
 
 
 class LinkLost(Exception):

@@ -40,7 +40,7 @@ from daemon.worker_process import WorkerProcess
 from ipc.channel import ChannelClosed
 from ipc.codec import WireError
 from ipc.curve import ZAP_ENDPOINT, CurveKeys, ask_at_the_door, door_answer, listen_with
-from ipc.messages import Broken, Event, Hello, Loading, Ready, Tokens, WorkerConfig
+from ipc.messages import Broken, Event, Hello, Loading, Ready, Released, Tokens, WorkerConfig
 from ipc.sockets import DaemonSocket, PeerGone, Sender
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 PINGS_PER_BOUND = 5
 _LAST_WORDS_MS = 200
 
-StartEvent = Hello | Loading | Broken | Ready
+StartEvent = Hello | Loading | Broken | Ready | Released
 
 
 class Guest:

@@ -16,14 +16,15 @@ from daemon.controller import Controller
 from daemon.errors import ConfigError, StartFailed
 from daemon.incarnation import Incarnation, Process, StartEvent
 from daemon.instances import Instance
-from daemon.introductions import introduce, may_pull, mismatch
+from daemon.introductions import introduce, mismatch
 from daemon.metrics import Metrics
 from daemon.neighbours import Neighbours
+from daemon.partings import part, until_let_go
 from daemon.quarantine import Quarantine
 from daemon.ward import Ward
 from daemon.worker_configs import WorkerConfigs
 from daemon.worker_process import WorkerProcess
-from ipc.messages import Command, PeerDown, WorkerConfig
+from ipc.messages import Command, WorkerConfig
 from ipc.sockets import DaemonSocket, PeerGone
 from ipc.vocabulary import InstanceSpec, WorkerName
 
@@ -213,6 +214,7 @@ class Supervisor:
             ward.life = None
         if life.is_up:
             self._announce_down(life, reason)
+            await until_let_go(life, self._lives_up, self.changed)
         if life.is_hopeless and not self._has_served:
             raise ConfigError(f"{ward.spec.name} cannot start: {reason}")
         return reason
@@ -325,9 +327,7 @@ class Supervisor:
     def _announce_down(self, life: Incarnation, reason: str) -> None:
         self._metrics.instance_down(life.spec, life.ready[life.leader].kernels)
         if not self._stopping.is_set():  # else the peers are leaving too
-            for peer in self._lives_up():
-                if may_pull(life.spec, peer.spec):  # its other ranks hear it from their leader
-                    self._tell(peer, peer.leader, PeerDown(life.spec.name, life.epoch))
+            part(life, self._lives_up(), self._tell)
         self._controller.instance_down(life.spec.name, life.epoch, reason)
         self._has_changed()
 

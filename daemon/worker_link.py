@@ -20,6 +20,7 @@ from ipc.messages import (
     Pulled,
     Ready,
     Refused,
+    Released,
     Stats,
     Tokens,
 )
@@ -70,7 +71,7 @@ def _route(
             heartbeat.answered(sender, beat)
         case Alive(beat):
             heartbeat.answered(sender, beat)
-        case Hello() | Loading() | Broken() | Ready():
+        case Hello() | Loading() | Broken() | Ready() | Released():
             supervisor.on_event(worker, epoch, event)
         case _:
             assert_never(event)

@@ -16,7 +16,7 @@ from gpu_workers.leader import PULL_LOOK_S, Link, StepExecutor
 from gpu_workers.plan_bus import GroupBroken
 from gpu_workers.step_plan import Pull, PullResult, StepPlan, StepResult
 from ipc.kv_layout import LayoutMismatch
-from ipc.messages import Alive, Audit, Command, Exit, PeerDown, PeerUp
+from ipc.messages import Alive, Audit, Command, Exit, PeerDown, PeerUp, Released
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,10 @@ class Follower:
             self._peers.end(instance, epoch)
         for pull in plan.pulls:
             self._await_introduction(plan.step_id, pull)
-        result = self._executor.collect(self._executor.launch(plan))
+        launched = self._executor.launch(plan)
+        for instance, epoch in plan.unmapped:
+            self._link.send(Released(instance, epoch))
+        result = self._executor.collect(launched)
         self._num_pulling += len(plan.pulls)
         if self._draws and plan.rows:
             self._feed.report(result)

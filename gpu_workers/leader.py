@@ -30,6 +30,7 @@ from ipc.messages import (
     PeerUp,
     Prefill,
     Release,
+    Released,
     SetRole,
     Stats,
     Tokens,
@@ -244,6 +245,7 @@ class Leader:
             case PeerDown(instance, epoch):
                 self._scheduler.peer_down(instance, epoch)
                 self._exchange.unmap_instance(instance, epoch)
+                self._link.send(Released(instance, epoch))
             case SetRole(role, mixed):
                 self._scheduler.set_role(role, mixed)
             case Audit(beat):

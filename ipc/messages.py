@@ -191,11 +191,16 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The worker can serve: its pool (the descriptor went over the channel) and how it computes."""
+    """The worker can serve: its pool (the descriptor went over the channel) and how it computes.
+
+    Where the pool is in a device's memory, the descriptor is of a file that says how to open it,
+    and whoever has it open must have closed it before a worker starts on that device again.
+    """
 
     layout: RankLayout
     kernels: str
     load_s: float
+    is_device_memory: bool = False
 
 
 class Prefilled(msgspec.Struct, frozen=True, tag=True):
@@ -260,6 +265,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class Released(msgspec.Struct, frozen=True, tag=True):
+    """This rank has no pool of that incarnation open any more, and reads none."""
+
+    instance: str
+    epoch: int
+
+
 class Alive(msgspec.Struct, frozen=True, tag=True):
     """A follower's answer to `Audit`: it has no books."""
 
@@ -313,6 +325,7 @@ Event = (
     | Gone
     | Preempted
     | Refused
+    | Released
     | Alive
     | Stats
 )

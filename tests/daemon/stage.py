@@ -12,6 +12,7 @@ from daemon.admission import Capacity
 from daemon.config import DaemonConfig
 from daemon.controller import Controller
 from daemon.door import Door
+from daemon.incarnation import StartEvent
 from daemon.meeting_points import MeetingPoints
 from daemon.metrics import Metrics
 from daemon.neighbours import Neighbours
@@ -23,7 +24,7 @@ from daemon.ward import Ward
 from daemon.worker_configs import WorkerConfigs
 from daemon.worker_process import WorkerProcess
 from ipc.kv_layout import RankLayout
-from ipc.messages import Broken, Command, Hello, Loading, PoolDescriptor, Ready, WorkerConfig
+from ipc.messages import Command, PoolDescriptor, Ready, WorkerConfig
 from ipc.sharding import ModelSizes, shard
 from ipc.sockets import DaemonSocket
 from ipc.vocabulary import DType, Placement, WorkerName
@@ -151,7 +152,7 @@ class Stage:
     def keep_all(self) -> "asyncio.Future[list[None]]":
         return asyncio.gather(*(self.keep(ward) for ward in self.supervisor.wards.values()))
 
-    def say(self, process: PlayedProcess, event: Hello | Loading | Broken | Ready) -> None:
+    def say(self, process: PlayedProcess, event: StartEvent) -> None:
         self.supervisor.on_event(process.config.name, process.config.epoch, event)
 
     def say_ready(self, process: PlayedProcess, **changes: object) -> None:

@@ -17,7 +17,7 @@ from gpu_workers.group import GroupExchange, GroupExecutor, drawer, ranks
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
 from gpu_workers.step_plan import PullResult, StepPlan, StepResult
-from ipc.messages import Command, MixedPolicy, PeerUp
+from ipc.messages import Command, MixedPolicy, PeerUp, Released
 from ipc.vocabulary import Parallelism, PrefillPolicy, Role, WorkerName
 from tests.gpu_workers.rig import BLOCK_SIZE, Rig
 from tests.gpu_workers.scripted_engine import ScriptedExchange, ScriptedExecutor
@@ -78,10 +78,10 @@ class Mailboxes:
 
 
 class SilentLink:
-    """A follower's link to the daemon on which nothing is ever said."""
+    """A follower's link to the daemon, on which next to nothing is said."""
 
     def send(self, event: object) -> None:
-        raise AssertionError(f"followers have nothing to tell the daemon, and this one: {event}")
+        assert isinstance(event, Released), f"a follower has nothing to tell the daemon: {event}"
 
     def receive(self, timeout_s: float | None) -> list[Command]:
         return []

@@ -21,7 +21,7 @@ from gpu_workers.step_plan import (
     StepResult,
 )
 from ipc.kv_layout import LayoutMismatch, RankLayout, Span
-from ipc.messages import Alive, Audit, Command, Exit, PeerDown, PeerUp
+from ipc.messages import Alive, Audit, Command, Exit, PeerDown, PeerUp, Released
 from ipc.vocabulary import DType, KVHandle, SamplingParams, WorkerName
 from tests.gpu_workers.rig import BLOCK_SIZE
 from tests.gpu_workers.scripted_engine import ScriptedExchange, ScriptedExecutor
@@ -56,10 +56,14 @@ class ScriptedLink:
     def __init__(self, *batches: Sequence[Command]) -> None:
         self._batches = deque(batches)
         self.answers: list[int] = []
+        self.released: list[tuple[str, int]] = []
 
     def send(self, event: object) -> None:
-        assert isinstance(event, Alive), "a follower tells the daemon nothing else"
-        self.answers.append(event.beat)
+        assert isinstance(event, Alive | Released), "a follower tells the daemon nothing else"
+        if isinstance(event, Alive):
+            self.answers.append(event.beat)
+        else:
+            self.released.append((event.instance, event.epoch))
 
     def receive(self, timeout_s: float | None) -> list[Command]:
         return list(self._batches.popleft()) if self._batches else []
@@ -219,3 +223,11 @@ def test_a_beat_is_answered_also_between_plans_that_came_together() -> None:
     bench = Bench(*plans, commands=[[Audit(1)], [Audit(2)], [Audit(3)]], together=True)
     bench.follower.run()
     assert bench.link.answers == [1, 2, 3]
+
+
+def test_that_it_has_let_go_of_a_pool_is_said_when_a_plan_has_closed_it() -> None:
+    plans = (StepPlan(step_id=1), StepPlan(step_id=2, unmapped=(("there", 5),)))
+    bench = Bench(*plans, commands=[[PEER_UP], [PeerDown("there", 5)]])
+    bench.follower.run()
+    assert bench.link.released == [("there", 5)]
+    assert not bench.exchange.knows("there", 5)

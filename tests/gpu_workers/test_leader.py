@@ -18,6 +18,7 @@ from ipc.messages import (
     PeerUp,
     Prefilled,
     Refused,
+    Released,
     SequenceStart,
     Stats,
     Tokens,
@@ -148,3 +149,10 @@ def test_a_copy_that_ends_later_is_taken_without_any_command() -> None:
     assert exchange.looks >= 5
     assert PULL_LOOK_S in link.waits
     assert len(of_type(link, Tokens)) == 2
+
+
+def test_that_it_has_let_go_of_a_pool_is_said_once_it_is_closed() -> None:
+    rig = Rig(Role.DECODE)
+    link = lead(rig, [PEER_UP, PeerDown("there", 5)])
+    assert of_type(link, Released) == [Released("there", 5)]
+    assert not rig.exchange.knows("there", 5)

@@ -29,6 +29,7 @@ from ipc.messages import (
     Ready,
     Refused,
     Release,
+    Released,
     SequenceStart,
     SetRole,
     Stats,
@@ -74,6 +75,7 @@ EVENTS: list[Event] = [
     Gone(7, (8,)),
     Preempted(8),
     Refused(7, (8,), "full"),
+    Released("prefill-0", 5),
     Alive(3),
     Stats(
         **dict.fromkeys(Stats.__struct_fields__, 1),  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ def source_is_used_again_once_released(*, skips_fences: bool) -> bool:
     return torch.equal(here.exchange.pool[[0, 2, 4]], reference()[[1, 3, 5]])
 
 
-def test_a_source_that_is_released_when_its_pull_is_reported_may_be_used_again_A8() -> None:
+def test_a_source_that_is_released_when_its_pull_is_reported_may_be_used_again() -> None:
     assert source_is_used_again_once_released(skips_fences=False)
 
 
@@ -116,7 +116,7 @@ def test_memory_that_is_freed_before_its_importers_have_closed_it_is_noticed() -
     assert there.library.freed_while_open == 1
 
 
-def test_incarnations_are_kept_apart_B21() -> None:
+def test_incarnations_are_kept_apart_B2() -> None:
     here, (there,), (reborn,) = Process(WHOLE), exporters(1, 1), exporters(1, 1)
     reborn.exchange.pool.fill_(2.0)
     here.meet([there])
