@@ -15,6 +15,8 @@ import torch
 
 from gpu_workers.collectives import Alone, Collectives
 from gpu_workers.cpu_kernels import CpuKernels
+from gpu_workers.cuda_engine import Gpu, cuda_kernels, cuda_runner, on_device
+from gpu_workers.cuda_kernels import CudaKernels
 from gpu_workers.errors import ModelError
 from gpu_workers.executor import Executor
 from gpu_workers.kernels import Geometry, Kernels
@@ -63,11 +65,12 @@ def pool_layout(
     block_size: int,
     kv_bytes: int,
     shard: Shard | None = None,
+    head_dim: int | None = None,
 ) -> RankLayout:
     """The layout of a pool for a shard's layers and KV heads (for all of them by default).
 
     All ranks of an instance have the same number of blocks: as many as fit into `kv_bytes` on the
-    rank whose blocks are the largest.
+    rank whose blocks are the largest. `head_dim` is the stored one where heads are padded.
 
     Raises:
         ModelError: not even one block fits.
@@ -75,7 +78,8 @@ def pool_layout(
     shard = shard or config.whole
     stages = sharding.stage_layers(config.sizes, shard.parallelism.pp)
     planes = max(layers.size for layers in stages) * shard.kv_heads.size
-    block_bytes = 2 * planes * config.head_dim * dtype.num_bytes * block_size
+    head_dim = head_dim or config.head_dim
+    block_bytes = 2 * planes * head_dim * dtype.num_bytes * block_size
     if kv_bytes < block_bytes:
         raise ModelError(
             f"{config.name}: {kv_bytes} bytes of KV cache hold no block of {block_bytes} bytes"
@@ -85,7 +89,7 @@ def pool_layout(
         heads=shard.kv_heads,
         num_blocks=kv_bytes // block_bytes,
         block_size=block_size,
-        head_dim=config.head_dim,
+        head_dim=head_dim,
         dtype=dtype,
     )
 
@@ -97,6 +101,7 @@ def build_executor(
     *,
     collectives: Collectives | None = None,
     progress: Callable[[float], None] = lambda fraction: None,
+    gpu: Gpu | None = None,
 ) -> Executor:
     """Load the weights and join them with the exchange's pool.
 
@@ -105,6 +110,8 @@ def build_executor(
         exchange: owns the pool, laid out as `pool_layout` says.
         collectives: the way to the other ranks; not needed where there are none.
         progress: called with the fraction of the weights that are loaded.
+        gpu: where to compute, if not on CPU. The last block of the pool is not to be handed out
+            then: rows of padding use it.
 
     Raises:
         ModelError: the weights are not the model's, or the context is longer than it can be.
@@ -115,11 +122,16 @@ def build_executor(
             f"a context of {spec.max_context_tokens} was asked for"
         )
     shard, collectives = spec.shard_of(config), collectives or Alone()
-    kernels = build_kernels(config, exchange.pool, spec.max_context_tokens, shard)
+    kernels = build_kernels(config, exchange.pool, spec.max_context_tokens, shard, gpu)
     weights = open_weights(config, spec, progress)
+    if gpu is not None:
+        weights = on_device(weights, config, gpu)
     with torch.inference_mode():
         model = build_model(Loader(config, kernels, weights, shard, collectives), kernels)
     logger.info("%s loaded as %s on %s kernels", config.name, spec.dtype, kernels.name)
+    runner = None
+    if gpu is not None and isinstance(kernels, CudaKernels):
+        runner = cuda_runner(gpu, model, kernels, spec.max_context_tokens, spec.num_token_ids)
     return Executor(
         model,
         kernels,
@@ -127,11 +139,16 @@ def build_executor(
         max_context_tokens=spec.max_context_tokens,
         num_token_ids=spec.num_token_ids,
         collectives=collectives,
+        runner=runner,
     )
 
 
 def build_kernels(
-    config: ModelConfig, pool: torch.Tensor, max_context_tokens: int, shard: Shard | None = None
+    config: ModelConfig,
+    pool: torch.Tensor,
+    max_context_tokens: int,
+    shard: Shard | None = None,
+    gpu: Gpu | None = None,
 ) -> Kernels:
     """The fastest kernels that this machine has for the model, or for that shard of it.
 
@@ -145,6 +162,8 @@ def build_kernels(
         table = rope_table(config.rope, config.head_dim, max_context_tokens)
     num_heads = (shard or config.whole).heads.size
     geometry = Geometry(num_heads, config.head_dim**-0.5, table)
+    if gpu is not None:
+        return cuda_kernels(pool, geometry, gpu)
     forced = os.environ.get("DISTSERVE_KERNELS")
     library = None
     if forced != "torch" and can_compute(pool, geometry.num_heads):

@@ -14,10 +14,11 @@ LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc takes no more on 64-bit systems
 
 
 class Scratch:
-    """Named, growing buffers of one element type."""
+    """Named, growing buffers of one element type, in a device's memory."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
         self.dtype = dtype
+        self._device = device
         self._buffers: dict[str, torch.Tensor] = {}
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -27,7 +28,7 @@ class Scratch:
             size *= extent
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
-            buffer = torch.empty(size, dtype=dtype or self.dtype)
+            buffer = torch.empty(size, dtype=dtype or self.dtype, device=self._device)
             self._buffers[name] = buffer
         return buffer[:size].view(shape)
 

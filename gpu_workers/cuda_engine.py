@@ -1,0 +1,173 @@
+"""A worker's engine on a GPU put together: device, memory, kernels, graphs, runner.
+
+The counterpart of what `engine` does on CPU, and called from there. Nothing here is imported by a
+worker that computes on CPU.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpu_workers.cuda_attention import load_flashinfer, stored_head_dim
+from gpu_workers.cuda_device import CudaDevice, Device
+from gpu_workers.cuda_graphs import DecodeGraphs
+from gpu_workers.cuda_kernels import CudaKernels, Switches
+from gpu_workers.cuda_memory import (
+    MemoryNeeds,
+    StepLimits,
+    check_free,
+    described,
+    memory_needs,
+    pool_bytes,
+)
+from gpu_workers.cuda_runner import MAX_IN_FLIGHT, CudaRunner
+from gpu_workers.cuda_weights import DeviceWeights
+from gpu_workers.errors import ModelError
+from gpu_workers.kernels import Geometry
+from gpu_workers.models.config import ModelConfig
+from gpu_workers.models.layers import Model
+from gpu_workers.weights import WeightSource
+from ipc.sharding import Shard
+from ipc.vocabulary import DType, Parallelism
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Where a worker computes, with what, and how large its steps may be.
+
+    `capturing` is called with the fraction of the decode graphs that are captured.
+    """
+
+    device: Device
+    flashinfer: Any
+    limits: StepLimits
+    capturing: Callable[[float], None] = lambda fraction: None
+
+
+def open_gpu(
+    index: int,
+    dtype: DType,
+    limits: StepLimits,
+    capturing: Callable[[float], None] = lambda fraction: None,
+) -> Gpu:
+    """A GPU of this machine.
+
+    Raises:
+        ModelError: there is none of that number, FlashInfer is not installed, or the element type
+            is not one of its.
+    """
+    if dtype is DType.FP32:
+        raise ModelError("attention on GPUs is in 16 bit: dtype bfloat16 or float16, not float32")
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise ModelError(f"there is no GPU {index}: CUDA sees {count} here")
+    flashinfer = load_flashinfer()
+    return Gpu(CudaDevice(index), flashinfer, limits, capturing)
+
+
+def reckon_pool(
+    gpu: Gpu,
+    config: ModelConfig,
+    shard: Shard,
+    dtype: DType,
+    *,
+    kv_bytes: int,
+    utilization: float | None,
+) -> int:
+    """Bytes of this worker's KV pool, once everything else is known to fit beside it.
+
+    Under a utilisation all ranks of an instance reckon with the one that needs the most, so that
+    they come to the same number on equal GPUs.
+
+    Raises:
+        ModelError: it does not fit; says what takes how much.
+    """
+    free_bytes, total_bytes = gpu.device.memory()
+    limits = gpu.limits
+    has_graphs = can_graph(shard.parallelism)
+    ours = memory_needs(config, shard, dtype, limits, has_graphs=has_graphs)
+    if utilization is not None:
+        most = max(
+            (
+                memory_needs(config, other, dtype, limits, has_graphs=has_graphs)
+                for other in _all_shards(config, shard.parallelism)
+            ),
+            key=lambda needs: needs.total,
+        )
+        kv_bytes = pool_bytes(most, total_bytes, utilization)
+    check_free(ours, kv_bytes, free_bytes, total_bytes)
+    _tell(ours, kv_bytes, total_bytes)
+    return kv_bytes
+
+
+def can_graph(parallelism: Parallelism) -> bool:
+    """Whether decode steps run as graphs: those of a worker that is its instance."""
+    return parallelism.num_workers == 1
+
+
+def cuda_kernels(pool: torch.Tensor, geometry: Geometry, gpu: Gpu) -> CudaKernels:
+    """Kernels over a pool on that GPU. Raises ModelError: DISTSERVE_FLASHINFER is wrong."""
+    switches = Switches.from_environment()
+    return CudaKernels(pool, geometry, gpu.device, gpu.flashinfer, switches)
+
+
+def on_device(weights: WeightSource, config: ModelConfig, gpu: Gpu) -> DeviceWeights:
+    """The weights' way to the GPU, padded where they must be."""
+    return DeviceWeights(
+        weights,
+        gpu.device.torch_device,
+        head_dim=config.head_dim,
+        stored=stored_head_dim(config.head_dim),
+    )
+
+
+def cuda_runner(
+    gpu: Gpu,
+    model: Model,
+    kernels: CudaKernels,
+    max_context_tokens: int,
+    num_token_ids: int | None = None,
+) -> CudaRunner:
+    """Steps of that model; captures the graphs of its decode steps.
+
+    Args:
+        num_token_ids: as in `Executor`.
+    """
+    vocab_size = model.config.vocab_size
+    graphs = None
+    if is_whole := can_graph(model.shard.parallelism):
+        limits = gpu.limits
+        graphs = DecodeGraphs(
+            kernels, model, limits.max_batch, max_context_tokens, progress=gpu.capturing
+        )
+    return CudaRunner(
+        gpu.device,
+        model,
+        kernels,
+        num_token_ids=min(num_token_ids or vocab_size, vocab_size),
+        graphs=graphs,
+        # Ranks that do not draw hear of tokens by the next plan, so a step must end before it.
+        max_in_flight=MAX_IN_FLIGHT if is_whole else 1,
+    )
+
+
+def _all_shards(config: ModelConfig, parallelism: Parallelism) -> list[Shard]:
+    return [
+        config.shard(parallelism, stage, tp_rank)
+        for stage in range(parallelism.pp)
+        for tp_rank in range(parallelism.tp)
+    ]
+
+
+def _tell(needs: MemoryNeeds, kv_bytes: int, total_bytes: int) -> None:
+    logger.info(
+        "of the GPU's %.1f GiB: %s, KV cache %.2f GiB",
+        total_bytes / 2**30,
+        described(needs),
+        kv_bytes / 2**30,
+    )

@@ -1,0 +1,304 @@
+"""The arithmetic of a forward pass on a GPU: cuBLAS products, FlashInfer's paged attention.
+
+Rotation, the writing of keys and values, and the gate are FlashInfer's kernels where they save
+launches, norms are torch's; each can be switched to the other (DISTSERVE_FLASHINFER, or the
+constructor), so that both can be measured and torch is always there to fall back on.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from gpu_workers.batch import Batch
+from gpu_workers.cuda_attention import WORKSPACE_BYTES, AttentionShape, PagedAttention
+from gpu_workers.cuda_device import Device, send
+from gpu_workers.cuda_linear import CudaLinear
+from gpu_workers.cuda_step import HostStep, host_step
+from gpu_workers.errors import ModelError
+from gpu_workers.kernels import Geometry, Linear, Norm
+from gpu_workers.models.config import Activation
+from gpu_workers.scratch import Scratch
+
+SWITCHES = "DISTSERVE_FLASHINFER"
+ROPE_VECTOR = 8  # 16-bit elements that FlashInfer rotates at once: halves are whole vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """Which passes beside attention are FlashInfer's; the others are torch's.
+
+    FlashInfer's norms cannot be compiled without cublasLt's headers, which not every CUDA toolkit
+    has; torch's are one kernel, too.
+    """
+
+    rope: bool = True
+    append: bool = True
+    silu: bool = True
+    norm: bool = False
+
+    @classmethod
+    def from_environment(cls) -> "Switches":
+        """As DISTSERVE_FLASHINFER lists them, such as `rope,append`; the defaults without it.
+
+        Raises:
+            ModelError: an unknown name.
+        """
+        text = os.environ.get(SWITCHES)
+        if text is None:
+            return cls()
+        names = {name.strip() for name in text.split(",") if name.strip()}
+        known = {field.name for field in fields(cls)}
+        if names - known:
+            wrong, right = ", ".join(sorted(names - known)), ", ".join(sorted(known))
+            raise ModelError(f"{SWITCHES} names {wrong}; there are {right}")
+        return cls(**{name: name in names for name in known})
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """One step's arrays on the device, as in `HostStep`, and who computes its attention."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    blocks: torch.Tensor
+    offsets: torch.Tensor
+    owners: torch.Tensor
+    small_positions: torch.Tensor  # int32
+    indptr: torch.Tensor
+    last_page_len: torch.Tensor
+    indices: torch.Tensor
+    attention: PagedAttention
+    scratch: Scratch
+
+
+@dataclass(frozen=True, slots=True)
+class FixedMemory:
+    """Where the arrays of a captured graph's steps lie: int64 and int32."""
+
+    wide: torch.Tensor
+    narrow: torch.Tensor
+
+
+class CudaKernels:
+    """`Kernels` for one worker on one GPU.
+
+    Args:
+        pool: the KV pool, [blocks, kv_heads, layers, 2, block_size, head_dim], with heads as wide
+            as attention is compiled for; its element type is that of all activations. No sequence
+            is ever given its last block, `spare_block`: rows of padding read and write there.
+        geometry: query heads, scale and rotary table; a table of fewer elements than a head of the
+            pool rotates the first ones, the rest is padding.
+        flashinfer: the library.
+    """
+
+    def __init__(
+        self,
+        pool: torch.Tensor,
+        geometry: Geometry,
+        device: Device,
+        flashinfer: Any,
+        switches: Switches | None = None,
+    ) -> None:
+        _, kv_heads, num_layers, _, block_size, head_dim = pool.shape
+        self.device = device
+        self.block_size, self.dtype = block_size, pool.dtype
+        self.spare_block = len(pool) - 1
+        self._flashinfer = flashinfer
+        self._switches = switches or Switches()
+        self._num_heads, self._kv_heads, self._head_dim = geometry.num_heads, kv_heads, head_dim
+        shape = (geometry.num_heads, kv_heads, head_dim, block_size, geometry.scale, pool.dtype)
+        self._shape = AttentionShape(*shape)
+        # The view of one layer is FlashInfer's HND layout; keys and values have equal strides.
+        self._kv = [(pool[:, :, layer, 0], pool[:, :, layer, 1]) for layer in range(num_layers)]
+        self._workspace = torch.zeros(
+            WORKSPACE_BYTES, dtype=torch.uint8, device=device.torch_device
+        )
+        self._take_rope(geometry.rope)
+        scratch = Scratch(pool.dtype, device.torch_device)
+        # While one's plan may still be on its way to the device, the other plans the next step.
+        self._turns = [(self._attention(), scratch) for _ in range(2)]
+        self._step: DeviceStep | None = None
+
+    @property
+    def name(self) -> str:
+        return f"flashinfer-{self._flashinfer.__version__}"
+
+    def pack(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        activation: Activation | None = None,
+    ) -> Linear:
+        return CudaLinear(weight, bias, activation)
+
+    def prepare(self, batch: Batch) -> None:
+        self.load(batch)
+
+    def load(self, batch: Batch) -> Batch:
+        """Prepare a batch; the same with its tensors on the device."""
+        step = host_step(batch, self.block_size)
+        self._turns.reverse()
+        attention, scratch = self._turns[0]
+        placed = self._place(step, attention, scratch, None)
+        self._step = placed
+        head_rows = None if step.head_rows is None else send(self.device, [step.head_rows])[0]
+        return replace(
+            batch, token_ids=placed.token_ids, positions=placed.positions, head_rows=head_rows
+        )
+
+    def fixed(self, size: int, max_pages: int) -> tuple[FixedMemory, PagedAttention]:
+        """Memory and attention for a captured graph of that many decode rows."""
+        device = self.device.torch_device
+        wide = torch.zeros(4 * size, dtype=torch.int64, device=device)
+        narrow = torch.zeros(4 * size + 1 + max_pages, dtype=torch.int32, device=device)
+        tables = [
+            torch.zeros(length, dtype=torch.int32, device=device)
+            for length in (size + 1, max_pages, size)
+        ]
+        fixed = (tables[0], tables[1], tables[2])
+        return FixedMemory(wide, narrow), self._attention(fixed)
+
+    def place_fixed(
+        self, step: HostStep, memory: FixedMemory, attention: PagedAttention, scratch: Scratch
+    ) -> DeviceStep:
+        """Put a step's arrays where a graph reads them, and plan its attention."""
+        return self._place(step, attention, scratch, memory)
+
+    @contextmanager
+    def on(self, step: DeviceStep) -> Iterator[None]:
+        """Calls inside are about that step."""
+        before, self._step = self._step, step
+        try:
+            yield
+        finally:
+            self._step = before
+
+    def rms_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        if self._switches.norm:
+            normed: torch.Tensor = self._flashinfer.rmsnorm(x, norm.weight, eps=norm.eps)
+            return normed
+        return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
+        if self._switches.norm:
+            self._flashinfer.fused_add_rmsnorm(x, residual, norm.weight, eps=norm.eps)
+            return x
+        return self.rms_norm(residual.add_(x), norm)
+
+    def layer_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+
+    def add_layer_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return self.layer_norm(residual.add_(x), norm)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        width = gate_up.shape[-1] // 2
+        if self._switches.silu:
+            out = self._current.scratch.take("silu", len(gate_up), width)
+            self._flashinfer.silu_and_mul(gate_up, out=out)
+            return out
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    def append(self, layer: int, qkv: torch.Tensor) -> None:
+        step = self._current
+        heads = qkv.view(len(qkv), -1, self._head_dim)  # (T, heads + 2 kv_heads, D)
+        if self._rope is not None:
+            self._rotate(qkv, heads, step)
+        keys, values = torch.split(heads[:, self._num_heads :], self._kv_heads, dim=1)
+        if not self._switches.append:
+            own_keys, own_values = self._kv[layer]
+            own_keys[step.blocks, :, step.offsets] = keys
+            own_values[step.blocks, :, step.offsets] = values
+            return
+        self._flashinfer.append_paged_kv_cache(
+            keys,
+            values,
+            step.owners,
+            step.small_positions,
+            self._kv[layer],
+            step.indices,
+            step.indptr,
+            step.last_page_len,
+            kv_layout="HND",
+        )
+
+    def attention(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        step = self._current
+        q = qkv.view(len(qkv), -1, self._head_dim)[:, : self._num_heads]
+        out = step.scratch.take("attention", len(qkv), self._num_heads, self._head_dim)
+        step.attention.run(q, self._kv[layer], out)
+        return out.view(len(qkv), -1)
+
+    @property
+    def _current(self) -> DeviceStep:
+        assert self._step is not None, "no step is prepared"
+        return self._step
+
+    def _attention(
+        self, fixed: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    ) -> PagedAttention:
+        return PagedAttention(self._flashinfer, self.device, self._shape, self._workspace, fixed)
+
+    def _take_rope(self, table: torch.Tensor | None) -> None:
+        self._rope = None
+        if table is not None:
+            # (positions, cosines | sines), as both ways of rotating take it
+            self._rope = table.reshape(len(table), -1).to(self.device.torch_device)
+            half = self._rope.shape[1] // 2
+            self._is_rope_fused = self._switches.rope and half % ROPE_VECTOR == 0
+
+    def _rotate(self, qkv: torch.Tensor, heads: torch.Tensor, step: DeviceStep) -> None:
+        assert self._rope is not None, "positions are learned"
+        if self._is_rope_fused:
+            q_width, kv_width = (n * self._head_dim for n in (self._num_heads, self._kv_heads))
+            self._flashinfer.apply_rope_with_cos_sin_cache_inplace(
+                step.small_positions,
+                qkv[:, :q_width],
+                qkv[:, q_width : q_width + kv_width],
+                self._head_dim,
+                self._rope,
+                is_neox=True,
+            )
+            return
+        width = self._rope.shape[1]
+        turned = heads[:, : self._num_heads + self._kv_heads, :width]
+        cos, sin = self._rope.index_select(0, step.positions)[:, None].chunk(2, dim=-1)
+        x1, x2 = turned.float().chunk(2, dim=-1)
+        turned.copy_(torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1))
+
+    def _place(
+        self,
+        step: HostStep,
+        attention: PagedAttention,
+        scratch: Scratch,
+        memory: FixedMemory | None,
+    ) -> DeviceStep:
+        wide = [step.token_ids, step.positions, step.blocks, step.offsets]
+        small_positions = step.positions.astype(np.int32)
+        pages = step.pages
+        narrow = [step.owners, small_positions, pages.indptr, pages.last_page_len, pages.indices]
+        into = (memory.wide, memory.narrow) if memory else (None, None)
+        token_ids, positions, blocks, offsets = send(self.device, wide, into[0])
+        owners, small, indptr, last, indices = send(self.device, narrow, into[1])
+        attention.plan(step, indices)
+        return DeviceStep(
+            token_ids=token_ids,
+            positions=positions,
+            blocks=blocks,
+            offsets=offsets,
+            owners=owners,
+            small_positions=small,
+            indptr=indptr,
+            last_page_len=last,
+            indices=indices,
+            attention=attention,
+            scratch=scratch,
+        )

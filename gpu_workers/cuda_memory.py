@@ -1,0 +1,143 @@
+"""What a worker will need of its GPU's memory, reckoned before any of it is taken.
+
+Pure arithmetic over a model's shapes and a worker's limits. It decides how large the KV pool can be
+under a share of the device (`gpu_memory_utilization`), and what an operator is told where it does
+not fit: what takes how much.
+"""
+
+import math
+
+import msgspec
+
+from gpu_workers.cuda_attention import WORKSPACE_BYTES, WRAPPER_BYTES, stored_head_dim
+from gpu_workers.cuda_graphs import graph_sizes
+from gpu_workers.cuda_weights import HEAD_COLUMNS, HEAD_ROWS
+from gpu_workers.errors import ModelError
+from gpu_workers.models.config import ModelConfig
+from gpu_workers.models.registry import held_names, weight_shapes
+from ipc.sharding import Shard
+from ipc.vocabulary import DType
+
+# What is ours but not in any tensor of ours: CUDA's context, cuBLAS' workspaces, loaded kernels. A
+# guess on the safe side, since it cannot be asked for before it is taken.
+OVERHEAD_BYTES = 1 << 30
+SAMPLING_COPIES = 20  # bytes for each logit: fp32 scores, weights and sorted ones, fp64 sums
+PER_TOKEN_COPIES = 4  # residual, its norm, a product's result, an embedding: (T, hidden) each
+GIB = 2**30
+
+
+class StepLimits(msgspec.Struct, frozen=True):
+    """The largest steps there can be: tokens of prompts, and rows of decode."""
+
+    max_tokens: int
+    max_batch: int
+
+
+class MemoryNeeds(msgspec.Struct, frozen=True):
+    """Bytes of one worker, KV pool apart."""
+
+    weights: int
+    activations: int
+    graphs: int
+    workspaces: int
+    overhead: int = OVERHEAD_BYTES
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.activations + self.graphs + self.workspaces + self.overhead
+
+
+def memory_needs(
+    config: ModelConfig, shard: Shard, dtype: DType, limits: StepLimits, *, has_graphs: bool
+) -> MemoryNeeds:
+    """Of the worker that holds that shard. Raises ModelError: heads are too wide for a GPU."""
+    sizes = graph_sizes(limits.max_batch) if has_graphs else []
+    graph_rows = max(sizes, default=0)
+    return MemoryNeeds(
+        weights=weight_bytes(config, shard, dtype),
+        activations=_step_bytes(config, shard, dtype, limits.max_tokens, limits.max_batch),
+        # All graphs share the memory of the largest.
+        graphs=_step_bytes(config, shard, dtype, graph_rows, graph_rows) if graph_rows else 0,
+        workspaces=WORKSPACE_BYTES + (4 + len(sizes)) * WRAPPER_BYTES,
+    )
+
+
+def weight_bytes(config: ModelConfig, shard: Shard, dtype: DType) -> int:
+    """Of a shard's tensors as they lie on the device, padded heads included."""
+    shapes = weight_shapes(config)
+    elements = sum(
+        math.prod(shapes[name]) * _share(name, config, shard) for name in held_names(config, shard)
+    )
+    return round(elements) * dtype.num_bytes
+
+
+def pool_bytes(needs: MemoryNeeds, total_bytes: int, utilization: float) -> int:
+    """What is left for keys and values under that share of the device's memory.
+
+    Raises:
+        ModelError: nothing is left.
+    """
+    left = int(total_bytes * utilization) - needs.total
+    if left <= 0:
+        raise ModelError(
+            f"{utilization:g} of the GPU's {_gib(total_bytes)} leave nothing for the KV cache: "
+            f"{described(needs)}"
+        )
+    return left
+
+
+def check_free(needs: MemoryNeeds, kv_bytes: int, free_bytes: int, total_bytes: int) -> None:
+    """Raises ModelError: all that is to be taken does not fit into what is free."""
+    wanted = needs.total + kv_bytes
+    if wanted > free_bytes:
+        raise ModelError(
+            f"the GPU has {_gib(free_bytes)} free of {_gib(total_bytes)}, and "
+            f"{_gib(wanted)} are needed: {described(needs)}, KV cache {_gib(kv_bytes)}"
+        )
+
+
+def described(needs: MemoryNeeds) -> str:
+    """What takes how much, for people."""
+    parts = {
+        "weights": needs.weights,
+        "activations of the largest step": needs.activations,
+        "decode graphs": needs.graphs,
+        "attention workspaces": needs.workspaces,
+        "CUDA itself": needs.overhead,
+    }
+    return ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
+
+
+def _step_bytes(
+    config: ModelConfig, shard: Shard, dtype: DType, num_tokens: int, num_rows: int
+) -> int:
+    """The tensors that exist at the same time in a step, at most."""
+    head_dim = stored_head_dim(config.head_dim)
+    qkv = (shard.heads.size + 2 * shard.kv_heads.size) * head_dim
+    attended = shard.heads.size * head_dim
+    mlp = 3 * shard.columns.size  # gate, up and their product
+    per_token = PER_TOKEN_COPIES * config.hidden_size + qkv + attended + mlp
+    logits = num_rows * shard.vocab.size * (dtype.num_bytes + SAMPLING_COPIES)
+    return num_tokens * per_token * dtype.num_bytes + (logits if shard.is_last_stage else 0)
+
+
+def _share(name: str, config: ModelConfig, shard: Shard) -> float:
+    """Of a whole tensor, what lies on this device; more than all of it where heads are padded."""
+    if HEAD_ROWS.search(name) or HEAD_COLUMNS.search(name):
+        is_kv = ".k_proj." in name or ".v_proj." in name
+        here, there = (
+            (shard.kv_heads.size, config.num_kv_heads)
+            if is_kv
+            else (shard.heads.size, config.num_heads)
+        )
+        return here / there * stored_head_dim(config.head_dim) / config.head_dim
+    if ".mlp." in name or ".fc1." in name or ".fc2.weight" in name:
+        is_whole = ".down_proj.bias" in name
+        return 1.0 if is_whole else shard.columns.size / config.intermediate_size
+    if "embed_tokens." in name or "lm_head." in name:
+        return shard.vocab.size / config.vocab_size
+    return 1.0
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"

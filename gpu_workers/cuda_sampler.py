@@ -1,0 +1,252 @@
+"""Draw a batch of tokens on the device without waiting for it: the rules of `sampler`, in rows.
+
+All that a draw depends on but the logits is known on the host: its uniform number, its parameters,
+the tokens that penalties look at. It goes over in two copies; what is drawn comes back in one, when
+the step is collected. Nothing here reads a device's number in between.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from gpu_workers.cuda_device import Device, send
+from gpu_workers.sampler import LEAST_LOGPROB, Draw, Drawn, uniform
+from ipc.vocabulary import TokenLogprobs
+
+Scores = Callable[[], list[TokenLogprobs]]
+
+
+class _Edits(NamedTuple):
+    """Changes of single logits before the temperature: places (row, token) and numbers."""
+
+    rows: list[int]
+    tokens: list[int]
+    numbers: list[float]
+
+    def add(self, row: int, token_ids: Sequence[int], numbers: Sequence[float]) -> None:
+        self.rows.extend([row] * len(token_ids))
+        self.tokens.extend(token_ids)
+        self.numbers.extend(numbers)
+
+
+class DeviceSampler:
+    """Draws for one worker.
+
+    Args:
+        num_token_ids: ids from here up are padding of the vocabulary and never drawn.
+    """
+
+    def __init__(self, device: Device, num_token_ids: int) -> None:
+        self._device = device
+        self._num_token_ids = num_token_ids
+
+    def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+        """One token for each draw, from its row of `logits` (R, vocabulary): int64, on the device.
+
+        `logits` is not changed.
+        """
+        logits = logits[:, : self._num_token_ids]
+        plain = [i for i, draw in enumerate(draws) if draw.is_argmax]
+        others = [i for i, draw in enumerate(draws) if not draw.is_argmax]
+        if not others and [draw.row for draw in draws] == list(range(len(logits))):
+            return logits.argmax(dim=-1)
+        drawn = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
+        if plain:
+            where, rows = self._indices([plain, [draws[i].row for i in plain]])
+            drawn.index_copy_(0, where, logits.argmax(dim=-1).index_select(0, rows))
+        if others:
+            where, rows = self._indices([others, [draws[i].row for i in others]])
+            scores = logits.index_select(0, rows).float()  # (S, V), ours to change
+            drawn.index_copy_(0, where, self._pick(scores, [draws[i] for i in others]))
+        return drawn
+
+    def fetch_tokens(self, drawn: torch.Tensor) -> Callable[[], list[int]]:
+        """The way to drawn tokens, which waits for them."""
+        host = self._device.pinned(len(drawn), drawn.dtype)
+        self._device.download(drawn, host)
+        arrived = self._device.event()
+        arrived.record()
+
+        def fetch() -> list[int]:
+            arrived.synchronize()
+            token_ids: list[int] = host.tolist()
+            return token_ids
+
+        return fetch
+
+    def score(self, logits: torch.Tensor, targets: torch.Tensor, num_top: int) -> Scores:
+        """How likely each target (N,) is by its row of logits; as `sampler.prompt_logprobs`."""
+        logprobs = torch.log_softmax(logits[:, : self._num_token_ids].float(), dim=-1)
+        logprobs = logprobs.nan_to_num(nan=LEAST_LOGPROB, neginf=LEAST_LOGPROB)
+        own = logprobs.gather(1, targets[:, None])
+        top = logprobs.topk(min(num_top, self._num_token_ids), dim=-1)
+        # Ids are whole numbers below 2^53: one copy brings all.
+        parts = (targets[:, None], own, top.values, top.indices)
+        packed = torch.cat([part.double() for part in parts], dim=1).flatten()
+        host = self._device.pinned(len(packed), torch.float64)
+        self._device.download(packed, host)
+        arrived = self._device.event()
+        arrived.record()
+
+        def fetch() -> list[TokenLogprobs]:
+            arrived.synchronize()
+            return [_scored(line) for line in host.view(len(targets), -1).tolist()]
+
+        return fetch
+
+    def score_drawn(
+        self, logits: torch.Tensor, drawn: torch.Tensor, draws: Sequence[Draw]
+    ) -> dict[int, Scores]:
+        """Log probabilities of the draws that ask for them, by their index."""
+        wanted: dict[int, list[int]] = {}
+        for index, draw in enumerate(draws):
+            if draw.sampling.logprobs is not None:
+                wanted.setdefault(draw.sampling.logprobs, []).append(index)
+        found: dict[int, Scores] = {}
+        for num_top, indices in wanted.items():
+            where, rows = self._indices([indices, [draws[i].row for i in indices]])
+            scores = self.score(logits.index_select(0, rows), drawn.index_select(0, where), num_top)
+            found |= _shared(scores, indices)
+        return found
+
+    def _indices(self, lists: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        return send(self._device, [np.array(numbers, dtype=np.int64) for numbers in lists])
+
+    def _numbers(self, lists: Sequence[Sequence[float]]) -> list[torch.Tensor]:
+        return send(self._device, [np.array(numbers, dtype=np.float64) for numbers in lists])
+
+    def _pick(self, scores: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+        self._apply_rules(scores, draws)
+        greedy = scores.argmax(dim=-1)
+        if all(draw.sampling.is_greedy for draw in draws):
+            return greedy
+        kinds = [draw.sampling for draw in draws]
+        points = [uniform(d.sampling.seed, d.choice, d.num_output) for d in draws]
+        temperatures = [kind.temperature or 1.0 for kind in kinds]
+        is_greedy = [float(kind.is_greedy) for kind in kinds]
+        columns = [points, temperatures, is_greedy, [kind.min_p for kind in kinds]]
+        point, temperature, greedily, min_p = (c[:, None] for c in self._numbers(columns))
+        scaled = (scores - scores.amax(dim=-1, keepdim=True)) / temperature.float()
+        weights = scaled.exp()
+        edges = self._edges(scaled, draws)
+        if edges is not None:
+            weights.masked_fill_(scaled < edges, 0.0)
+        if any(kind.min_p > 0.0 for kind in kinds):
+            weights.masked_fill_(weights < min_p.float(), 0.0)
+        cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+        found = torch.searchsorted(cumulative, point * cumulative[:, -1:], right=True)
+        sampled = found.clamp_(max=scores.shape[1] - 1)
+        return torch.where(greedily > 0, greedy[:, None], sampled)[:, 0]
+
+    def _apply_rules(self, scores: torch.Tensor, draws: Sequence[Draw]) -> None:
+        """As `sampler._apply_rules`, for all rows: each rule's edits at once, in its order."""
+        repeated, subtracted, biased, banned = (_Edits([], [], []) for _ in range(4))
+        size = scores.shape[1]
+        for row, draw in enumerate(draws):
+            sampling = draw.sampling
+            if sampling.repetition_penalty != 1.0:
+                seen = [token for token in set(draw.tokens) if token < size]
+                repeated.add(row, seen, [sampling.repetition_penalty] * len(seen))
+            if sampling.presence_penalty or sampling.frequency_penalty:
+                counts = Counter(draw.tokens[draw.num_prompt :])
+                amounts = [
+                    sampling.presence_penalty + sampling.frequency_penalty * times
+                    for times in counts.values()
+                ]
+                subtracted.add(row, list(counts), amounts)
+            known = [pair for pair in sampling.logit_bias if pair[0] < size]
+            biased.add(row, [token for token, _ in known], [number for _, number in known])
+            if draw.bans_end_tokens:
+                ends = [token for token in sampling.end_token_ids if token < size]
+                banned.add(row, ends, [-np.inf] * len(ends))
+        if not any(edits.rows for edits in (repeated, subtracted, biased, banned)):
+            return
+        for edits, change in (
+            (repeated, _penalised),
+            (subtracted, torch.sub),
+            (biased, torch.add),
+            (banned, torch.add),
+        ):
+            self._edit(scores, edits, change)
+
+    def _edit(
+        self,
+        scores: torch.Tensor,
+        edits: _Edits,
+        change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> None:
+        if not edits.rows:
+            return
+        rows, tokens = self._indices([edits.rows, edits.tokens])
+        (numbers,) = self._numbers([edits.numbers])
+        scores[rows, tokens] = change(scores[rows, tokens], numbers.float())
+
+    def _edges(self, scaled: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor | None:
+        """The lowest score that may be drawn in each row (S, 1), by top_k and then top_p."""
+        size = scaled.shape[1]
+        limits = [min(draw.sampling.top_k or size, size) for draw in draws]
+        has_top_k = any(limit < size for limit in limits)
+        has_top_p = any(draw.sampling.top_p < 1.0 for draw in draws)
+        if not has_top_k and not has_top_p:
+            return None
+        most = size if has_top_p else max(limit for limit in limits if limit < size)
+        # Sorted whole only where a nucleus is asked for: how far it reaches is not known here.
+        ranked = scaled.topk(most, dim=-1).values if most < size else _falling(scaled)
+        (last,) = self._indices([[min(limit, most) - 1 for limit in limits]])
+        free = [-np.inf if limit < size else np.inf for limit in limits]
+        (unlimited,) = (column[:, None] for column in self._numbers([free]))
+        edges = torch.where(unlimited > 0, -torch.inf, ranked.gather(1, last[:, None]))
+        if not has_top_p:
+            return edges
+        (top_p,) = (c[:, None] for c in self._numbers([[d.sampling.top_p for d in draws]]))
+        passing = ranked.exp().masked_fill_(ranked < edges, 0.0)
+        mass = passing.cumsum(dim=-1, dtype=torch.float64)
+        last_passing = (ranked >= edges).sum(dim=-1, keepdim=True) - 1
+        index = torch.searchsorted(mass, top_p * mass[:, -1:]).minimum(last_passing)
+        nucleus = ranked.gather(1, index)
+        return torch.where(top_p < 1.0, edges.maximum(nucleus), edges)
+
+
+def with_scores(
+    fetch: Callable[[], list[int]], scores: dict[int, Scores]
+) -> Callable[[], list[Drawn]]:
+    """Tokens with the log probabilities that were asked for."""
+
+    def collect() -> list[Drawn]:
+        token_ids = fetch()
+        found = {index: score()[0] for index, score in scores.items()}
+        return [Drawn(token_id, found.get(index)) for index, token_id in enumerate(token_ids)]
+
+    return collect
+
+
+def _penalised(found: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
+    return torch.where(found < 0, found * penalty, found / penalty)
+
+
+def _falling(scores: torch.Tensor) -> torch.Tensor:
+    return scores.sort(dim=-1, descending=True).values
+
+
+def _shared(scores: Scores, indices: Sequence[int]) -> dict[int, Scores]:
+    """One list of scores as that of each index alone; fetched once."""
+    fetched: list[TokenLogprobs] = []
+
+    def one(place: int) -> list[TokenLogprobs]:
+        if not fetched:
+            fetched.extend(scores())
+        return fetched[place : place + 1]
+
+    return {index: partial(one, place) for place, index in enumerate(indices)}
+
+
+def _scored(line: list[float]) -> TokenLogprobs:
+    """(target, its log probability, those of the top, their ids)."""
+    num_top = (len(line) - 2) // 2
+    values, ids = line[2 : 2 + num_top], [int(number) for number in line[2 + num_top :]]
+    ranked = sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
+    return TokenLogprobs(int(line[0]), line[1], tuple(ranked))
