@@ -1,36 +1,29 @@
 """Collectives of CPU workers: gloo groups that belong to one worker, made without globals.
 
-Workers meet in a store that the rendezvous URL names: a file (`file:///...`) where all of an
-instance is on one node, or a TCP port of the leader (`tcp://host:port`). Ranks of one stage sum and
-gather, through shared memory where all of them have the compiled library, else in a group. The
-same tp rank of all stages forms a chain that hidden states pass along.
+Workers meet in the store that the rendezvous URL names. Ranks of one stage sum and gather, through
+shared memory where all of them have the compiled library, else in a group. The same tp rank of
+all stages forms a chain that hidden states pass along.
 """
 
 import os
 import re
-import socket
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
-from urllib.parse import urlsplit
 
 import torch
-import torch.distributed
 
 from gpu_workers import shm_collectives
 from gpu_workers.collectives import CollectivesFailed
 from gpu_workers.native_build import NativeLibrary
+from gpu_workers.rendezvous import MeetingPoint, distributed, meet_at
 from ipc.sharding import Shard
 
 TIMEOUT_S = 60.0
 NUM_TAGS = 1 << 16
-LOOPBACK = "127.0.0.1"
 
 T = TypeVar("T")
-
-# Public names of torch whose types it does not export.
-distributed: Any = torch.distributed
 
 
 class _Work(Protocol):
@@ -63,7 +56,7 @@ class GlooCollectives:
     """One worker's way to the other ranks of its instance.
 
     Args:
-        url: the rendezvous; fresh for every incarnation of the instance.
+        url: the rendezvous, fresh for every incarnation of the instance; or where it is open.
         shard: who we are.
         hidden_size: the width of hidden states.
         dtype: of all activations.
@@ -78,7 +71,7 @@ class GlooCollectives:
 
     def __init__(
         self,
-        url: str,
+        url: str | MeetingPoint,
         shard: Shard,
         *,
         hidden_size: int,
@@ -88,6 +81,7 @@ class GlooCollectives:
     ) -> None:
         self.tp, self.tp_rank = shard.parallelism.tp, shard.tp_rank
         self.stage, self._pp = shard.stage, shard.parallelism.pp
+        self._shard = shard
         self._who = f"stage {shard.stage}, tp rank {shard.tp_rank}"
         self._timeout = timedelta(seconds=timeout_s)
         self._library = library
@@ -145,15 +139,15 @@ class GlooCollectives:
             raise CollectivesFailed(f"{self._who}: we have left the instance")
         return self._others
 
-    def _meet(self, url: str) -> tuple[_Stage, _Group]:
+    def _meet(self, url: str | MeetingPoint) -> tuple[_Stage, _Group]:
         """The stage and the chain; a group of one has no connections."""
-        store, address = self._store(url)
+        at = meet_at(url, self._shard, self._timeout) if isinstance(url, str) else url
         options = distributed.ProcessGroupGloo._Options()
-        options._devices = [_device(address)]
+        options._devices = [_device(at.address)]
         options._timeout = self._timeout
         options._threads = 1  # calls come one after the other
-        stage = distributed.PrefixStore(f"stage-{self.stage}", store)
-        chain = distributed.PrefixStore(f"chain-{self.tp_rank}", store)
+        stage = distributed.PrefixStore(f"stage-{self.stage}", at.store)
+        chain = distributed.PrefixStore(f"chain-{self.tp_rank}", at.store)
         return self._meet_stage(stage, options), _group(chain, self.stage, self._pp, options)
 
     def _meet_stage(self, store: Any, options: Any) -> _Stage:
@@ -163,25 +157,6 @@ class GlooCollectives:
             if shared is not None:
                 return shared
         return _GlooStage(_group(store, rank, size, options), rank, size)
-
-    def _store(self, url: str) -> tuple[Any, str]:
-        """Where addresses are exchanged, and our own address as the others see it."""
-        parts = urlsplit(url)
-        if parts.scheme == "file":
-            store = distributed.FileStore(parts.path, self.tp * self._pp)
-            store.set_timeout(self._timeout)
-            return store, LOOPBACK
-        assert parts.hostname is not None
-        assert parts.port is not None
-        is_home = self.stage == 0 and self.tp_rank == 0
-        store = distributed.TCPStore(
-            parts.hostname,
-            parts.port,
-            is_master=is_home,
-            timeout=self._timeout,
-            wait_for_workers=False,
-        )
-        return store, _address_facing(parts.hostname)
 
     def _guarded(self, call: Callable[[], T], what: str) -> T:
         try:
@@ -223,14 +198,6 @@ def _device(address: str) -> object:
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return distributed.ProcessGroupGloo.create_default_device()
     return distributed.ProcessGroupGloo.create_device(hostname=address)
-
-
-def _address_facing(host: str) -> str:
-    """Our own address on the way to a host; nothing is sent."""
-    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
 
 
 def _reason(error: Exception) -> str:
