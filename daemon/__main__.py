@@ -67,6 +67,7 @@ def serve_command(argv: list[str]) -> int:
     config_file = flags.pop("config")
     read = functools.partial(read_config, Path(config_file) if config_file else None, flags)
     config = read()
+    os.umask(0o077)  # whatever it and its workers write is theirs alone
     os.environ[journal.LOG_FORMAT] = config.log_format
     journal.set_up(logging.getLevelNamesMapping()[config.log_level.upper()])
     serve.run(config, read)

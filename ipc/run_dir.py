@@ -14,6 +14,8 @@ from typing import TextIO
 # sockaddr_un holds 107 bytes of path; libzmq refuses more.
 MAX_SOCKET_PATH = 107
 
+MODE = 0o750
+
 
 class RunDirBusy(Exception):
     """Another live daemon holds this run directory."""
@@ -77,7 +79,9 @@ def _make(run_dir: RunDir) -> None:
     if len(os.fsencode(run_dir.worker_socket)) > MAX_SOCKET_PATH:
         raise RunDirUnusable(f"run directory {run_dir.path} is too long for a socket's path")
     try:
-        run_dir.path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        if not run_dir.path.is_dir():
+            run_dir.path.mkdir(parents=True)
+            run_dir.path.chmod(MODE)  # whatever the umask
         owner = run_dir.path.stat().st_uid
     except OSError as error:
         raise RunDirUnusable(f"run directory {run_dir.path}: {error.strerror}") from error

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from daemon import http_server
-from daemon.config import read_config
+from daemon.config import DaemonConfig, read_config
 from daemon.errors import AlreadyRunning, ConfigError
 
 
@@ -42,6 +42,17 @@ def test_an_address_that_is_not_ours_is_a_configuration_error() -> None:
 def test_the_real_port_is_told_where_any_was_asked_for_C10() -> None:
     with http_server.bind("127.0.0.1", 0) as listener:
         assert http_server.url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_socket_that_others_can_reach_is_refused_without_keys_whoever_bound_it() -> None:
+    """Its address counts, not the configured one: a service manager may have passed it."""
+    with http_server.bind("0.0.0.0", 0) as listener:
+        with pytest.raises(ConfigError, match=r"host: 0\.0\.0\.0 can be reached from other"):
+            http_server.check_listener(listener, DaemonConfig())
+        http_server.check_listener(listener, DaemonConfig(api_keys="keys.toml"))
+        http_server.check_listener(listener, DaemonConfig(insecure=True))
+    with http_server.bind("127.0.0.1", 0) as listener:
+        http_server.check_listener(listener, DaemonConfig())
 
 
 def test_the_limit_on_open_files_is_raised_as_far_as_allowed() -> None:
