@@ -162,21 +162,30 @@ def encode(message: Request | Reply) -> bytes:
 
 def read_request(body: bytes) -> Request:
     """Raises BadMessage, with the path to the field, unless it is a request of our version."""
-    request = _convert(body, Request)
-    if request.version != ADMIN_VERSION:
+    raw = _loaded(body)
+    version = raw.get("version") if isinstance(raw, dict) else None
+    # Before anything else: another version may have other commands.
+    if isinstance(version, int) and version != ADMIN_VERSION:
         raise BadMessage(
-            f"the console speaks version {request.version}, this daemon speaks {ADMIN_VERSION}"
+            f"the console speaks version {version}, this daemon speaks {ADMIN_VERSION}"
         )
-    return request
+    return _converted(raw, Request)
 
 
 def read_reply(body: bytes) -> Reply:
     """Raises BadMessage unless it is a reply."""
-    return _convert(body, Reply)
+    return _converted(_loaded(body), Reply)
 
 
-def _convert(body: bytes, into: type[T]) -> T:
+def _loaded(body: bytes) -> Any:
     try:
-        return msgspec.convert(orjson.loads(body), into)
-    except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadMessage(str(error)[:200]) from error
+
+
+def _converted(raw: Any, into: type[T]) -> T:
+    try:
+        return msgspec.convert(raw, into)
+    except msgspec.ValidationError as error:
         raise BadMessage(str(error)[:200]) from error

@@ -65,7 +65,8 @@ def read_table(file: Path) -> ProfileTable:
         version = body.get("version") if isinstance(body, dict) else None
         if version != TABLE_VERSION:
             raise ConfigError(
-                f"{file}: no profile of version {TABLE_VERSION}; measure one by `distserve profile`"
+                f"{file}: a profile of version {version}, and this daemon reads version "
+                f"{TABLE_VERSION}; measure one by `distserve profile`"
             )
         table = msgspec.convert(body, ProfileTable)
     except (OSError, orjson.JSONDecodeError, msgspec.ValidationError) as error:

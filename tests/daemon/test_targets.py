@@ -36,8 +36,8 @@ def test_a_table_is_read_as_profile_writes_it(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("{", "unexpected end"),
-        ("[]", "no profile of version 2; measure one by `distserve profile`"),
-        ('{"version": 1}', "no profile of version 2"),
+        ("[]", "version None, and this .* version 2; measure one by `distserve profile`"),
+        ('{"version": 1}', "a profile of version 1, and this daemon reads version 2"),
         ('{"version": 2}', "missing required field `model`"),
     ],
 )
