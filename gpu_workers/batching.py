@@ -4,7 +4,7 @@ Pure: no ids, no clock, no tensors. The leaders carry out what these say; the pl
 asks the very same functions with simulated counts.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -87,14 +87,3 @@ def micro_batch_rows(num_running: int, num_micro_batches: int) -> int:
     has stages are equally large: stages wait least when micro-batches are even (paper section
     4.3: pipeline bubbles come from batches that differ)."""
     return -(-num_running // num_micro_batches)
-
-
-def prefill_chunk(remaining: Sequence[int], *, budget: int) -> list[int]:
-    """How many tokens of each waiting prompt, in order, fill a chunked step's budget."""
-    chunk: list[int] = []
-    for num_tokens in remaining:
-        if budget <= 0:
-            break
-        chunk.append(min(num_tokens, budget))
-        budget -= chunk[-1]
-    return chunk

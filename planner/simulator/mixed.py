@@ -5,10 +5,9 @@ chunked fills a token budget with the decodes and parts of prompts (Sarathi, Dee
 Chunks may also follow vLLM's rules of admission and preemption (`MixedRules`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf, nextafter
 
-from gpu_workers.batching import prefill_chunk
 from gpu_workers.prefill_policy import FirstComeFirstServed, Turn, prefill_queue
 from ipc.kv_layout import blocks_for
 from planner.latency.interface import Chunk
@@ -137,7 +136,7 @@ class MixedLane(Lane):
         return newcomers
 
     def _chunks(self, budget: int) -> list[Chunk]:
-        sizes = prefill_chunk([started.remaining for started in self._started], budget=budget)
+        sizes = chunk_sizes([started.remaining for started in self._started], budget=budget)
         for started, num_new in zip(self._started, sizes, strict=False):
             started.num_new = num_new
         return [
@@ -293,3 +292,14 @@ class MixedInstance(DecodePool):
         self.used_blocks += passage.blocks
         if passage.is_first:
             self.record.prefill_start_s[passage.index] = now_s
+
+
+def chunk_sizes(remaining: Sequence[int], *, budget: int) -> list[int]:
+    """How many tokens of each prompt that has begun, in order, fill a chunked step's budget."""
+    sizes: list[int] = []
+    for num_tokens in remaining:
+        if budget <= 0:
+            break
+        sizes.append(min(num_tokens, budget))
+        budget -= sizes[-1]
+    return sizes

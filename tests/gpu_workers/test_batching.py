@@ -7,7 +7,6 @@ from gpu_workers.batching import (
     WaitingPrompt,
     fork_blocks,
     pack_prefill,
-    prefill_chunk,
 )
 
 
@@ -68,13 +67,3 @@ def test_choices_share_full_blocks_and_copy_the_partial_one(
     tokens: int, choices: int, blocks: int
 ) -> None:
     assert fork_blocks(tokens, choices, 16) == blocks
-
-
-@pytest.mark.parametrize(
-    ("remaining", "budget", "chunk"),
-    [([100], 64, [64]), ([10, 100], 64, [10, 54]), ([64, 5], 64, [64]), ([5], 0, []), ([], 64, [])],
-)
-def test_chunks_fill_the_budget_in_order(
-    remaining: list[int], budget: int, chunk: list[int]
-) -> None:
-    assert prefill_chunk(remaining, budget=budget) == chunk

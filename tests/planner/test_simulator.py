@@ -9,6 +9,7 @@ from gpu_workers.batching import BatchLimits
 from ipc.vocabulary import Role
 from planner.errors import PlannerError, WorkloadError
 from planner.latency.interface import Chunk, Slowest
+from planner.simulator.mixed import chunk_sizes
 from planner.simulator.run import simulate
 from planner.simulator.service import Overheads, Service, Speculation
 from planner.simulator.timeline import Timeline
@@ -286,3 +287,13 @@ def test_colocated_instances_share_the_decodes() -> None:
     alone = Service((instance(Role.MIXED),))
     ours = simulate(four, requests).tpot_s.mean()
     assert ours < 1.1 * simulate(alone, requests.stretched(4)).tpot_s.mean()
+
+
+@pytest.mark.parametrize(
+    ("remaining", "budget", "sizes"),
+    [([100], 64, [64]), ([10, 100], 64, [10, 54]), ([64, 5], 64, [64]), ([5], 0, []), ([], 64, [])],
+)
+def test_chunks_fill_the_budget_in_order(
+    remaining: list[int], budget: int, sizes: list[int]
+) -> None:
+    assert chunk_sizes(remaining, budget=budget) == sizes
