@@ -48,9 +48,8 @@ class LogLevels:
     def _revert(self, name: str) -> None:
         loan = self._loans.pop(name)
         logging.getLogger(name or None).setLevel(loan.before)
-        logger.info(
-            "the log level of %s is %s again", name or "all", logging.getLevelName(loan.before)
-        )
+        level = logging.getLevelName(loan.before).lower() if loan.before else "the root's"
+        logger.info("the log level of %s is %s again", name or "the root", level)
 
 
 def describe(level: str, name: str, for_s: float | None) -> str:
