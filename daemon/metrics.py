@@ -42,6 +42,7 @@ class Tally:
         self.num_retried = 0
         self.ended: Counter[Phase] = Counter()
         self.refused: Counter[str] = Counter()
+        self.progress_age_s: dict[str, float] = {}  # of instances that are up
 
 
 class Metrics:
@@ -136,6 +137,7 @@ class Metrics:
         self._instances.up(spec, kernels)
 
     def instance_down(self, spec: InstanceSpec, kernels: str) -> None:
+        self.tally.progress_age_s.pop(spec.name, None)
         self._instances.down(spec, kernels)
 
     def instance_removed(self, instance: str) -> None:
@@ -155,6 +157,7 @@ class Metrics:
         self._instances.preempted()
 
     def got_on(self, instance: str, age_s: float) -> None:
+        self.tally.progress_age_s[instance] = age_s
         self._instances.got_on(instance, age_s)
 
     def wedged(self, instance: str) -> None:

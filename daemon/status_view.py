@@ -31,7 +31,8 @@ _FRESH_S = 0.5
 
 
 class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance. `state` is one word, `detail` more of them where there is more to say."""
+    """One instance. `state` is one word, `detail` more of them where there is more to say;
+    `progress_age_s` is None while it is not up."""
 
     name: str
     role: Role
@@ -47,6 +48,7 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     num_pulls: int
     num_restarts: int
     last_exit: str | None
+    progress_age_s: float | None
 
 
 class RequestView(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +189,7 @@ class StatusBoard:
             num_pulls=stats.num_pulls,
             num_restarts=ward.restarts,
             last_exit=ward.last_exit,
+            progress_age_s=self._metrics.tally.progress_age_s.get(ward.spec.name),
         )
 
     def _requests(self, now_s: float) -> Iterator[RequestView]:
