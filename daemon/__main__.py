@@ -21,7 +21,7 @@ from daemon.errors import ExitError
 from daemon.link_keys import make_keys
 from daemon.worker_process import compute_environment
 from ipc import journal
-from ipc.messages import LoadFormat
+from ipc.messages import DeviceKind, LoadFormat
 from ipc.vocabulary import DType, PrefillPolicy
 
 EXIT_USAGE = 64
@@ -215,6 +215,11 @@ def _serve_parser() -> argparse.ArgumentParser:
     option("chunk-tokens", "mixed instances: token budget of a step, prompts in chunks; "
            "without it, waiting prompts run whole and first", type=int, metavar="N")  # fmt: skip
     option("dtype", "weights, activations and KV cache", choices=list(DType))
+    option("device", "what workers compute on; auto: GPUs where there are any",
+           choices=list(DeviceKind))  # fmt: skip
+    option("gpu-memory-utilization", "share of its GPU's memory that a worker may take: what "
+           "weights, steps and graphs leave of it is the KV pool, in place of kv-cache-gib",
+           type=float)  # fmt: skip
     option("load-format", "dummy: random weights, for benchmarks", choices=list(LoadFormat))
     option("max-context-tokens", "longest prompt + output (default: the model's own)", type=int)
     option("kv-cache-gib", "KV pool of each worker in GiB", type=float)

@@ -19,7 +19,7 @@ from daemon.devices import read_devices
 from daemon.errors import ConfigError
 from daemon.exposure import check_exposure, is_loopback
 from daemon.tokenizer_files import read_json
-from ipc.messages import LoadFormat
+from ipc.messages import DeviceKind, LoadFormat
 from ipc.vocabulary import DType, PrefillPolicy, Role
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1024)]
@@ -114,6 +114,8 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     outage_timeout_s: Seconds = 60.0
     max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 3
     quarantine_deaths: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
+    device: DeviceKind = DeviceKind.AUTO
+    gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     threads_per_worker: Positive | None = None
     devices: tuple[str, ...] = ()
     drain_s: Seconds = 30.0

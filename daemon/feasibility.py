@@ -19,10 +19,13 @@ from daemon.errors import ConfigError
 from daemon.model_sizes import ModelOutline
 from daemon.placement import devices_in_use, own_node
 from ipc.kv_layout import Span
+from ipc.messages import DeviceKind
 from ipc.sharding import refusal, stage_layers
 from ipc.vocabulary import InstanceSpec, Placement, Role
 
 logger = logging.getLogger(__name__)
+
+NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
 
 def check_placement(config: DaemonConfig, placement: Placement, outline: ModelOutline) -> None:
@@ -31,7 +34,8 @@ def check_placement(config: DaemonConfig, placement: Placement, outline: ModelOu
         if (reason := refusal(outline.sizes, spec.parallelism)) is not None:
             raise ConfigError(f"{spec.name} cannot run: {reason}")
     check_handovers(placement, outline)
-    check_memory(config, placement, outline, num_bytes=usable_memory())
+    if not computes_on_gpus(config):  # else pools and weights are not in the machine's memory
+        check_memory(config, placement, outline, num_bytes=usable_memory())
     devices = devices_in_use(placement, own_node(config, placement))
     if config.devices and devices and devices[-1] >= len(config.devices):
         raise ConfigError(
@@ -78,6 +82,12 @@ def check_handovers(placement: Placement, outline: ModelOutline) -> None:
                     f"{there[0].stop - 1}, but are on {here[1]} and {there[1]} there: of this "
                     "model, stages of different pipelines end at different layers"
                 )
+
+
+def computes_on_gpus(config: DaemonConfig) -> bool:
+    """As workers will decide by themselves; here without asking CUDA."""
+    is_auto = config.device is DeviceKind.AUTO
+    return config.device is DeviceKind.CUDA or (is_auto and NVIDIA_DRIVER.exists())
 
 
 def usable_memory() -> int:

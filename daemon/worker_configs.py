@@ -62,6 +62,8 @@ class WorkerConfigs:
             dtype=config.dtype,
             load_format=config.load_format,
             device=device,
+            device_kind=config.device,
+            gpu_memory_utilization=config.gpu_memory_utilization,
             cpu_cores=cores,
             num_threads=num_threads,
             kv_bytes=config.kv_bytes(spec.role),
@@ -85,6 +87,8 @@ class WorkerConfigs:
             config,
             endpoint=self._endpoint,
             model_dir=str(self._config.model_dir.resolve()),
+            device_kind=self._config.device,
+            gpu_memory_utilization=self._config.gpu_memory_utilization,
             cpu_cores=cores,
             num_threads=num_threads,
         )

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,12 @@ def _modules(
     for extra in extras:
         module, function, *arguments = EXTRAS[extra]
         generator = getattr(importlib.import_module(module), function)
-        yield extra, lambda make=generator, given=arguments: make(*given)
+        yield extra, partial(generator, *arguments)
     generator = _attention_generator()
     for head_dim, dtype in itertools.product(head_dims, dtypes):
         kinds = [DTYPES[dtype]] * 3  # q, kv, o
         shape = (*kinds, torch.int32, head_dim, head_dim, NO_POSITIONS, False, False, False)
-        yield (
-            f"attention {dtype} head_dim {head_dim}",
-            lambda make=generator, given=shape: make("fa2", *given),
-        )
+        yield f"attention {dtype} head_dim {head_dim}", partial(generator, "fa2", *shape)
 
 
 EXTRAS = {

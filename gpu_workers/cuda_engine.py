@@ -5,10 +5,12 @@ worker that computes on CPU.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 from gpu_workers.cuda_attention import load_flashinfer, stored_head_dim
@@ -16,10 +18,9 @@ from gpu_workers.cuda_device import CudaDevice, Device
 from gpu_workers.cuda_graphs import DecodeGraphs
 from gpu_workers.cuda_kernels import CudaKernels, Switches
 from gpu_workers.cuda_memory import (
-    MemoryNeeds,
+    MemoryPlan,
     StepLimits,
     check_free,
-    described,
     memory_needs,
     pool_bytes,
 )
@@ -30,6 +31,8 @@ from gpu_workers.kernels import Geometry
 from gpu_workers.models.config import ModelConfig
 from gpu_workers.models.layers import Model
 from gpu_workers.weights import WeightSource
+from ipc.kv_layout import RankLayout
+from ipc.messages import DeviceKind
 from ipc.sharding import Shard
 from ipc.vocabulary import DType, Parallelism
 
@@ -47,6 +50,11 @@ class Gpu:
     flashinfer: Any
     limits: StepLimits
     capturing: Callable[[float], None] = lambda fraction: None
+
+
+def wants_gpu(kind: DeviceKind) -> bool:
+    """Whether a worker of that kind computes on a GPU."""
+    return kind is DeviceKind.CUDA or (kind is DeviceKind.AUTO and torch.cuda.is_available())
 
 
 def open_gpu(
@@ -78,8 +86,8 @@ def reckon_pool(
     *,
     kv_bytes: int,
     utilization: float | None,
-) -> int:
-    """Bytes of this worker's KV pool, once everything else is known to fit beside it.
+) -> MemoryPlan:
+    """How large this worker's KV pool is to be, once all else is known to fit beside it.
 
     Under a utilisation all ranks of an instance reckon with the one that needs the most, so that
     they come to the same number on equal GPUs.
@@ -101,8 +109,25 @@ def reckon_pool(
         )
         kv_bytes = pool_bytes(most, total_bytes, utilization)
     check_free(ours, kv_bytes, free_bytes, total_bytes)
-    _tell(ours, kv_bytes, total_bytes)
-    return kv_bytes
+    plan = MemoryPlan(ours, kv_bytes, total_bytes)
+    logger.info("of the GPU's memory: %s", plan)
+    return plan
+
+
+@contextmanager
+def explaining(plan: MemoryPlan) -> Iterator[None]:
+    """Raises ModelError where the memory does not do after all: with what was to take how much."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ModelError(f"the GPU's memory does not do for {plan}: {error}") from error
+
+
+def usable(layout: RankLayout) -> RankLayout:
+    """A pool's layout without the block that rows of padding use. Raises ModelError: none left."""
+    if layout.num_blocks < 2:
+        raise ModelError("the KV cache is one block, which is for padding: more is needed")
+    return msgspec.structs.replace(layout, num_blocks=layout.num_blocks - 1)
 
 
 def can_graph(parallelism: Parallelism) -> bool:
@@ -162,12 +187,3 @@ def _all_shards(config: ModelConfig, parallelism: Parallelism) -> list[Shard]:
         for stage in range(parallelism.pp)
         for tp_rank in range(parallelism.tp)
     ]
-
-
-def _tell(needs: MemoryNeeds, kv_bytes: int, total_bytes: int) -> None:
-    logger.info(
-        "of the GPU's %.1f GiB: %s, KV cache %.2f GiB",
-        total_bytes / 2**30,
-        described(needs),
-        kv_bytes / 2**30,
-    )

@@ -33,10 +33,7 @@ class _Captured:
     size: int
     memory: FixedMemory
     attention: PagedAttention
-    step: DeviceStep
-    graph: Graph
-    hidden: torch.Tensor  # (size, hidden)
-    logits: torch.Tensor  # (size, vocabulary)
+    graph: Graph  # gives hidden states (size, hidden) and logits (size, vocabulary)
 
 
 def graph_sizes(max_batch: int) -> list[int]:
@@ -102,7 +99,8 @@ class DecodeGraphs:
         placed = self._kernels.place_fixed(step, captured.memory, captured.attention, self._scratch)
         fill(step, placed.token_ids)
         captured.graph.replay()
-        return captured.hidden[:num_rows], captured.logits[:num_rows]
+        hidden, logits = captured.graph.outputs
+        return hidden[:num_rows], logits[:num_rows]
 
     def _capture_all(
         self, sizes: Sequence[int], progress: Callable[[float], None]
@@ -119,20 +117,18 @@ class DecodeGraphs:
         host = padding_only(size, self._spare_block)
         step = self._kernels.place_fixed(host, memory, attention, self._scratch)
         batch = _batch_of(step, host)
-        outputs: list[torch.Tensor] = []
 
-        def run() -> None:
-            hidden = self._model.forward(batch)
-            logits = self._model.logits(hidden)
+        def run() -> tuple[torch.Tensor, torch.Tensor]:
+            with self._kernels.on(step):
+                hidden = self._model.forward(batch)
+                logits = self._model.logits(hidden)
             assert logits is not None, "graphs are for models that are whole here"
-            outputs[:] = hidden, logits
+            return hidden, logits
 
-        with torch.inference_mode(), self._kernels.on(step):
+        with torch.inference_mode():
             run()  # once for real: kernels are loaded and buffers made outside the capture
             self._device.synchronize()
-            graph = self._device.capture(run)
-        hidden, logits = outputs
-        return _Captured(size, memory, attention, step, graph, hidden, logits)
+            return _Captured(size, memory, attention, self._device.capture(run))
 
 
 def _batch_of(step: DeviceStep, host: HostStep) -> Batch:

@@ -79,10 +79,11 @@ class DeviceStep:
 
 @dataclass(frozen=True, slots=True)
 class FixedMemory:
-    """Where the arrays of a captured graph's steps lie: int64 and int32."""
+    """Where the arrays of a captured graph's steps lie: int64, and int32 with the pages last."""
 
     wide: torch.Tensor
     narrow: torch.Tensor
+    max_pages: int
 
 
 class CudaKernels:
@@ -163,7 +164,7 @@ class CudaKernels:
             for length in (size + 1, max_pages, size)
         ]
         fixed = (tables[0], tables[1], tables[2])
-        return FixedMemory(wide, narrow), self._attention(fixed)
+        return FixedMemory(wide, narrow, max_pages), self._attention(fixed)
 
     def place_fixed(
         self, step: HostStep, memory: FixedMemory, attention: PagedAttention, scratch: Scratch
@@ -289,6 +290,8 @@ class CudaKernels:
         token_ids, positions, blocks, offsets = send(self.device, wide, into[0])
         owners, small, indptr, last, indices = send(self.device, narrow, into[1])
         attention.plan(step, indices)
+        if memory is not None:  # a graph's kernels may be given more pages than at its capture
+            indices = memory.narrow[-memory.max_pages :]
         return DeviceStep(
             token_ids=token_ids,
             positions=positions,

@@ -47,6 +47,20 @@ class MemoryNeeds(msgspec.Struct, frozen=True):
         return self.weights + self.activations + self.graphs + self.workspaces + self.overhead
 
 
+class MemoryPlan(msgspec.Struct, frozen=True):
+    """What a worker takes of its GPU."""
+
+    needs: MemoryNeeds
+    kv_bytes: int
+    total_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{described(self.needs)}, KV cache {_gib(self.kv_bytes)}, "
+            f"together {_gib(self.needs.total + self.kv_bytes)} of {_gib(self.total_bytes)}"
+        )
+
+
 def memory_needs(
     config: ModelConfig, shard: Shard, dtype: DType, limits: StepLimits, *, has_graphs: bool
 ) -> MemoryNeeds:

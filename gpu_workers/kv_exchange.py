@@ -48,5 +48,17 @@ class KVExchange(Protocol):
         ...
 
 
+class OwnExchange(KVExchange, Protocol):
+    """One whose pool others may read: a worker's own."""
+
+    @property
+    def layout(self) -> RankLayout: ...
+
+    @property
+    def descriptor(self) -> int:
+        """Of the pool, or of how to open it; the daemon forwards it to importers."""
+        ...
+
+
 class UnknownPeer(Exception):
     """A pull or a mapping that this exchange has no way to carry out."""

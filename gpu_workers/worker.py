@@ -20,14 +20,20 @@ from gpu_workers import lifeline
 from gpu_workers.batching import BatchLimits
 from gpu_workers.collectives import Alone, Collectives, CollectivesFailed
 from gpu_workers.cpu_exchange import CpuExchange
+from gpu_workers.cuda_attention import stored_head_dim
+from gpu_workers.cuda_engine import Gpu, explaining, open_gpu, reckon_pool, usable, wants_gpu
+from gpu_workers.cuda_exchange import exchange_on, gpu_of
+from gpu_workers.cuda_memory import MemoryPlan, StepLimits
 from gpu_workers.engine import TORCH_DTYPES, EngineSpec, build_executor, pool_layout
 from gpu_workers.errors import ModelError
 from gpu_workers.executor import Executor
 from gpu_workers.follower import Follower, Peers
 from gpu_workers.gloo_collectives import GlooCollectives
 from gpu_workers.group import GroupExchange, GroupExecutor, GroupLink, drawer, ranks
+from gpu_workers.kv_exchange import OwnExchange
 from gpu_workers.leader import Leader
 from gpu_workers.models.config import ModelConfig, read_config
+from gpu_workers.nccl_collectives import NcclCollectives, StagedCollectives, join_gpus
 from gpu_workers.plan_bus import FollowerBus, GroupBroken, LeaderBus, Waiting
 from gpu_workers.prefault import prefault
 from gpu_workers.prefill_side import Owner
@@ -35,6 +41,7 @@ from gpu_workers.scheduler import Scheduler
 from gpu_workers.shm_collectives import sums_library
 from ipc import channel, sharding
 from ipc.codec import WireError
+from ipc.cuda_runtime import CudaUnavailable
 from ipc.curve import CurveKeys
 from ipc.kv_layout import RankLayout
 from ipc.kv_shm import PoolUnavailable
@@ -72,7 +79,7 @@ class Worker:
         self._channel = own_channel
         self._started_s = time.monotonic()
         self._link = WorkerSocket(config.endpoint, config.name, config.epoch)
-        self._others: GlooCollectives | None = None
+        self._others: GlooCollectives | NcclCollectives | StagedCollectives | None = None
         self._undo = ExitStack()
         self._undo.callback(self._link.close)
 
@@ -84,7 +91,7 @@ class Worker:
         with self._undo:
             try:
                 self._serve()
-            except (ModelError, PoolUnavailable) as error:
+            except (ModelError, PoolUnavailable, CudaUnavailable) as error:
                 self._link.send(Broken(str(error)))
                 return EXIT_BROKEN
             except (GroupBroken, CollectivesFailed) as error:
@@ -117,7 +124,7 @@ class Worker:
         with self._ready(exchange, executor):
             Leader(
                 GroupLink(self._link, bus),
-                self._scheduler(exchange.layout),
+                self._scheduler(),
                 group,
                 GroupExchange(exchange, bus, parallelism.num_workers),
                 self._mapping_into(exchange),
@@ -141,18 +148,56 @@ class Worker:
                 draws=name == drawer(name.instance, parallelism),
             ).run()
 
-    def _build(self) -> tuple[CpuExchange, Executor]:
-        config = self._config
-        model = read_config(config.model_dir)
+    def _build(self) -> tuple[OwnExchange, Executor]:
+        model = read_config(self._config.model_dir)
         shard = self._shard(model)
+        if not wants_gpu(self._config.device_kind):
+            exchange = CpuExchange(self._pool(model, shard), str(self._config.name))
+            return exchange, self._join(model, shard, exchange, None)
+        gpu = self._open_gpu()
+        plan = self._reckon(model, shard, gpu)
+        with explaining(plan):
+            device = gpu.device.torch_device
+            on_gpu = exchange_on(device, self._pool(model, shard, plan), str(self._config.name))
+            self._undo.callback(on_gpu.close)
+            return on_gpu, self._join(model, shard, on_gpu, gpu)
+
+    def _open_gpu(self) -> Gpu:
+        config = self._config
+        # A prompt longer than L_m travels alone, so it may be as long as the context.
+        limits = StepLimits(max(config.prefill_tokens, config.max_context_tokens), config.max_batch)
+        return open_gpu(config.device, config.dtype, limits, self._report_capture)
+
+    def _reckon(self, model: ModelConfig, shard: Shard, gpu: Gpu) -> MemoryPlan:
+        config = self._config
+        return reckon_pool(
+            gpu,
+            model,
+            shard,
+            config.dtype,
+            kv_bytes=config.kv_bytes,
+            utilization=config.gpu_memory_utilization,
+        )
+
+    def _pool(self, model: ModelConfig, shard: Shard, plan: MemoryPlan | None = None) -> RankLayout:
+        """The pool's layout; what the daemon and others may name of it is kept as `_layout`."""
+        config = self._config
         layout = pool_layout(
             model,
             dtype=config.dtype,
             block_size=config.block_size,
-            kv_bytes=config.kv_bytes,
+            kv_bytes=config.kv_bytes if plan is None else plan.kv_bytes,
             shard=shard,
+            head_dim=None if plan is None else stored_head_dim(model.head_dim),
         )
-        exchange = CpuExchange(layout, str(config.name))
+        self._layout = layout if plan is None else usable(layout)
+        return layout
+
+    def _join(
+        self, model: ModelConfig, shard: Shard, exchange: OwnExchange, gpu: Gpu | None
+    ) -> Executor:
+        """Weights, kernels and the other ranks, around that pool."""
+        config = self._config
         spec = EngineSpec(
             model_dir=config.model_dir,
             dtype=config.dtype,
@@ -161,14 +206,14 @@ class Worker:
             num_token_ids=config.num_token_ids,
             shard=shard,
         )
-        executor = build_executor(
+        return build_executor(
             model,
             spec,
             exchange,
-            collectives=self._meet(model, shard),
+            collectives=self._meet(model, shard, gpu),
             progress=self._report_progress,
+            gpu=gpu,
         )
-        return exchange, executor
 
     def _shard(self, model: ModelConfig) -> Shard:
         name, parallelism = self._config.name, self._config.parallelism
@@ -176,19 +221,30 @@ class Worker:
             raise ModelError(reason)
         return sharding.shard(model.sizes, parallelism, name.stage, name.tp_rank)
 
-    def _meet(self, model: ModelConfig, shard: Shard) -> Collectives:
+    def _meet(self, model: ModelConfig, shard: Shard, gpu: Gpu | None) -> Collectives:
         """Before weights are loaded: all ranks start together, but need not load equally fast."""
         config = self._config
         if config.parallelism.num_workers == 1:
             return Alone()
         dtype = TORCH_DTYPES[config.dtype]
         hidden_size = model.sizes.hidden_size
-        others = GlooCollectives(
-            config.rendezvous,
-            shard,
-            hidden_size=hidden_size,
-            dtype=dtype,
-            library=sums_library(),
+        others = (
+            GlooCollectives(
+                config.rendezvous,
+                shard,
+                hidden_size=hidden_size,
+                dtype=dtype,
+                library=sums_library(),
+            )
+            if gpu is None
+            else join_gpus(
+                config.rendezvous,
+                shard,
+                hidden_size=hidden_size,
+                dtype=dtype,
+                device=gpu.device.torch_device,
+                gpu_uuid=gpu_of(gpu.device.torch_device).uuid,
+            )
         )
         self._others = self._undo.enter_context(closing(others))
         return others
@@ -196,15 +252,19 @@ class Worker:
     def _report_progress(self, fraction: float) -> None:
         self._link.send(Loading("loading weights", fraction))
 
+    def _report_capture(self, fraction: float) -> None:
+        self._link.send(Loading("capturing decode graphs", fraction))
+
     @contextmanager
-    def _ready(self, exchange: CpuExchange, executor: Executor) -> Iterator[None]:
+    def _ready(self, exchange: OwnExchange, executor: Executor) -> Iterator[None]:
         """Tell the daemon that we can serve, and be able to."""
         config = self._config
         about = PoolDescriptor(config.name, config.epoch)
         channel.send_descriptor(self._channel, about, exchange.descriptor)
         load_s = time.monotonic() - self._started_s
-        self._link.send(Ready(exchange.layout, executor.kernels_name, load_s))
-        prefault(exchange.pool)
+        self._link.send(Ready(self._layout, executor.kernels_name, load_s))
+        if exchange.pool.device.type == "cpu":
+            prefault(exchange.pool)
         with torch.inference_mode():
             yield
 
@@ -218,13 +278,14 @@ class Worker:
     def _followers(self) -> list[WorkerName]:
         return ranks(self._config.name.instance, self._config.parallelism)[1:]
 
-    def _leader(self, exchange: CpuExchange, executor: Executor) -> Leader:
+    def _leader(self, exchange: OwnExchange, executor: Executor) -> Leader:
         """Of an instance of one worker."""
-        scheduler, map_peer = self._scheduler(exchange.layout), self._mapping_into(exchange)
-        return Leader(self._link, scheduler, executor, exchange, map_peer)
+        in_flight = executor.max_in_flight
+        scheduler, map_peer = self._scheduler(in_flight), self._mapping_into(exchange)
+        return Leader(self._link, scheduler, executor, exchange, map_peer, max_in_flight=in_flight)
 
-    def _scheduler(self, layout: RankLayout) -> Scheduler:
-        config = self._config
+    def _scheduler(self, max_in_flight: int = 1) -> Scheduler:
+        config, layout = self._config, self._layout
         return Scheduler(
             Owner(config.name.instance, config.epoch),
             config.role,
@@ -233,9 +294,10 @@ class Worker:
             block_size=layout.block_size,
             limits=BatchLimits(config.prefill_tokens, config.max_batch, config.prefill_policy),
             parallelism=config.parallelism,
+            max_in_flight=max_in_flight,
         )
 
-    def _mapping_into(self, exchange: CpuExchange) -> Callable[[PeerUp], None]:
+    def _mapping_into(self, exchange: OwnExchange) -> Callable[[PeerUp], None]:
         def map_peer(peer: PeerUp) -> None:
             descriptor = self._take_descriptor(peer)
             exchange.map_peer(peer.worker, peer.epoch, peer.layout, descriptor)

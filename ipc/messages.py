@@ -32,6 +32,14 @@ class LoadFormat(StrEnum):
     DUMMY = "dummy"
 
 
+class DeviceKind(StrEnum):
+    """What a worker computes on; `auto` is a GPU where there is one."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class MixedPolicy(msgspec.Struct, frozen=True):
     """How a mixed instance shares its steps: whole prompts first, or chunks beside the decodes.
 
@@ -54,6 +62,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DType
     load_format: LoadFormat = LoadFormat.SAFETENSORS
     device: int = 0
+    device_kind: DeviceKind = DeviceKind.AUTO
+    gpu_memory_utilization: float | None = None
     cpu_cores: tuple[int, ...] = ()
     num_threads: int = 1
     kv_bytes: int
