@@ -6,12 +6,12 @@ latencies in buckets of equal ratio, so that it costs the same at any load and n
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
 
 import msgspec
 
 SLOT_S = 5.0
 MAX_WINDOW_S = 3600.0
+WINDOWS_S = (60.0, 300.0, MAX_WINDOW_S)
 _RATIO = 1.05  # of neighbouring bucket edges: a percentile is at most so much too high
 _LOG_RATIO = math.log(_RATIO)
 _LEAST_S = 1e-4
@@ -64,22 +64,70 @@ class Verdict(msgspec.Struct, frozen=True):
         return self.ttft and self.tpot
 
 
-class _Slot:
-    """What ended within one slot."""
+class _Sum:
+    """Verdicts and latencies of some requests, the latter by bucket."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self) -> None:
         self.verdicts: Counter[Verdict] = Counter()
         self.ttft: Counter[int] = Counter()
         self.tpot: Counter[int] = Counter()
 
+    def count(self, verdict: Verdict, ttft_bucket: int, tpot_bucket: int | None) -> None:
+        self.verdicts[verdict] += 1
+        self.ttft[ttft_bucket] += 1
+        if tpot_bucket is not None:
+            self.tpot[tpot_bucket] += 1
+
+    def add(self, other: "_Sum") -> None:
+        self.verdicts.update(other.verdicts)
+        self.ttft.update(other.ttft)
+        self.tpot.update(other.tpot)
+
+    def take_away(self, other: "_Sum") -> None:
+        """What was added before; buckets that nobody is in any more are dropped."""
+        self.verdicts -= other.verdicts
+        self.ttft -= other.ttft
+        self.tpot -= other.tpot
+
+    def report(self, window_s: float) -> WindowReport:
+        verdicts = self.verdicts
+        return WindowReport(
+            window_s=window_s,
+            num_requests=verdicts.total(),
+            num_met_ttft=sum(count for verdict, count in verdicts.items() if verdict.ttft),
+            num_met_tpot=sum(count for verdict, count in verdicts.items() if verdict.tpot),
+            num_met_both=sum(count for verdict, count in verdicts.items() if verdict.both),
+            ttft=_latency(self.ttft),
+            tpot=_latency(self.tpot),
+        )
+
+
+class _Sliding:
+    """The sum of the last slots, kept up as they come and go."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._within: deque[tuple[int, _Sum]] = deque()
+        self.sum = _Sum()
+        self.last = -1  # slot up to which it is kept
+
+    def begin(self, number: int, slot: _Sum) -> None:
+        self._within.append((number, slot))
+        self.move_to(number)
+
+    def move_to(self, number: int) -> None:
+        self.last = max(self.last, number)
+        while self._within and self._within[0][0] <= self.last - self._num_slots:
+            self.sum.take_away(self._within.popleft()[1])
+
 
 class SloBook:
-    """Answered requests of the last hour."""
+    """Answered requests of the last hour. Windows of `WINDOWS_S` cost the same at any length."""
 
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
-        self._slots: deque[_Slot] = deque(maxlen=math.ceil(MAX_WINDOW_S / SLOT_S))
+        self._slots: dict[int, _Sum] = {}
+        self._sliding = {window_s: _Sliding(round(window_s / SLOT_S)) for window_s in WINDOWS_S}
 
     def judge(self, ttft_s: float, tpot_s: float | None) -> Verdict:
         targets = self.targets
@@ -90,39 +138,36 @@ class SloBook:
 
     def answered(self, now_s: float, ttft_s: float, tpot_s: float | None) -> Verdict:
         """A request has ended with its answer; `tpot_s` is None when it had one token."""
-        number = int(now_s // SLOT_S)
-        if not self._slots or self._slots[-1].number != number:
-            self._slots.append(_Slot(number))
-        slot, verdict = self._slots[-1], self.judge(ttft_s, tpot_s)
-        slot.verdicts[verdict] += 1
-        slot.ttft[_bucket(ttft_s)] += 1
-        if tpot_s is not None:
-            slot.tpot[_bucket(tpot_s)] += 1
+        verdict = self.judge(ttft_s, tpot_s)
+        what = (verdict, _bucket(ttft_s), None if tpot_s is None else _bucket(tpot_s))
+        self._slot(int(now_s // SLOT_S)).count(*what)
+        for sliding in self._sliding.values():
+            sliding.sum.count(*what)
         return verdict
 
     def report(self, now_s: float, window_s: float) -> WindowReport:
         """The last `window_s` seconds, in whole slots, the present one included. `now_s` may be
         in the past."""
-        first, last = int((now_s - window_s) // SLOT_S) + 1, int(now_s // SLOT_S)
-        return self._sum((s for s in self._slots if first <= s.number <= last), window_s)
+        last = int(now_s // SLOT_S)
+        sliding = self._sliding.get(window_s)
+        if sliding is not None and last >= sliding.last:
+            sliding.move_to(last)
+            return sliding.sum.report(window_s)
+        found = _Sum()
+        for number in range(int((now_s - window_s) // SLOT_S) + 1, last + 1):
+            if (slot := self._slots.get(number)) is not None:
+                found.add(slot)
+        return found.report(window_s)
 
-    def _sum(self, slots: Iterable[_Slot], window_s: float) -> WindowReport:
-        verdicts: Counter[Verdict] = Counter()
-        ttft: Counter[int] = Counter()
-        tpot: Counter[int] = Counter()
-        for slot in slots:
-            verdicts.update(slot.verdicts)
-            ttft.update(slot.ttft)
-            tpot.update(slot.tpot)
-        return WindowReport(
-            window_s=window_s,
-            num_requests=verdicts.total(),
-            num_met_ttft=sum(count for verdict, count in verdicts.items() if verdict.ttft),
-            num_met_tpot=sum(count for verdict, count in verdicts.items() if verdict.tpot),
-            num_met_both=sum(count for verdict, count in verdicts.items() if verdict.both),
-            ttft=_latency(ttft),
-            tpot=_latency(tpot),
-        )
+    def _slot(self, number: int) -> _Sum:
+        """The present one; the oldest is forgotten for a new one."""
+        if number not in self._slots:
+            slot = self._slots[number] = _Sum()
+            for sliding in self._sliding.values():
+                sliding.begin(number, slot)
+            if len(self._slots) > MAX_WINDOW_S / SLOT_S:
+                del self._slots[next(iter(self._slots))]
+        return self._slots[number]
 
 
 def _bucket(seconds: float) -> int:

@@ -2,7 +2,9 @@
 
 import random
 
-from daemon.slo import MAX_WINDOW_S, SLOT_S, SloBook, Targets, Verdict
+import pytest
+
+from daemon.slo import MAX_WINDOW_S, SLOT_S, WINDOWS_S, SloBook, Targets, Verdict
 
 TARGETS = Targets(ttft_s=0.2, tpot_s=0.05)
 
@@ -63,3 +65,25 @@ def test_the_book_does_not_grow_with_time() -> None:
         book.answered(slot * SLOT_S, 0.1, None)
     assert book.report(2000 * SLOT_S, 10 * MAX_WINDOW_S).num_requests == MAX_WINDOW_S / SLOT_S
     assert book.report(2000 * SLOT_S, 60.0).tpot.p50_s is None
+
+
+def test_a_sliding_window_tells_what_its_slots_do() -> None:
+    dice, book = random.Random(5), SloBook(TARGETS)
+    ended: list[tuple[float, float]] = []
+    now_s = 0.0
+    for _ in range(3000):
+        now_s += dice.expovariate(0.5)
+        ttft_s = dice.choice((0.1, 0.3))
+        ended.append((now_s, ttft_s))
+        book.answered(now_s, ttft_s, None)
+        if dice.random() < 0.05:
+            now_s += dice.choice((0.0, 30.0, 400.0))
+            window_s = dice.choice(WINDOWS_S)
+            first = int((now_s - window_s) // SLOT_S) + 1
+            within = [ttft for at, ttft in ended if at // SLOT_S >= first]
+            report = book.report(now_s, window_s)
+            assert report.num_requests == len(within)
+            assert report.num_met_both == within.count(0.1)
+            if within:
+                worst_s = max(within)
+                assert report.ttft.p99_s == pytest.approx(worst_s, rel=0.05)
