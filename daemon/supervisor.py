@@ -135,6 +135,7 @@ class Supervisor:
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
         if ward.is_leaving:
             del self.wards[ward.spec.name]
+            self._metrics.instance_removed(ward.spec.name)
             self._has_changed()
 
     async def stop(self) -> None:
