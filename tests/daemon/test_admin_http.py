@@ -1,5 +1,6 @@
 """The admin listener: what it tells, to whom, and at what cost."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 
@@ -93,6 +94,21 @@ async def test_an_instance_that_died_is_told_with_how(house: House) -> None:
     assert view.refusal is not None
     async with house.client() as http:
         assert (await http.get("/health")).status_code == 503
+
+
+async def test_an_instance_that_was_removed_is_told_of_no_more(house: House) -> None:
+    supervisor = house.stage.supervisor
+    ward = supervisor.wards["decode-0"]
+    assert ward.life is not None
+    leaving = asyncio.create_task(supervisor.remove(ward))
+    next(iter(ward.life.workers.values())).kill()
+    await leaving
+    while "decode-0" in supervisor.wards:
+        await supervisor.changed()
+    assert [one.name for one in house.board.view().instances] == ["prefill-0"]
+    samples = list(all_samples(house.stage.metrics.render({})[1].decode()))
+    gauges = [s for s in samples if s.labels.get("instance") == "decode-0"]
+    assert {s.name for s in gauges if not s.name.endswith(("_total", "_created"))} == set()
 
 
 async def test_the_chart_is_kept_step_by_step_and_forgets_what_is_too_old(house: House) -> None:
