@@ -90,7 +90,7 @@ class KeyDoor:
     refusal = "its key is none of those that may come in"
 
     def __init__(self, address: str, keys: AdminKeys) -> None:
-        self._names = {z85.decode(key): name for key, name in keys.names.items()}
+        self.admit(keys)
         self._refused_s = -_REFUSALS_LOGGED_EVERY_S
         self._context = zmq.asyncio.Context()
         self._questions: zmq.asyncio.Socket = self._context.socket(zmq.REP)
@@ -107,11 +107,16 @@ class KeyDoor:
         """With the port, where any was asked for."""
         return self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
+    def admit(self, keys: AdminKeys) -> None:
+        """Let in these from now on; who came in with another is not heard any more."""
+        self._names = {z85.decode(key): name for key, name in keys.names.items()}
+
     def who(self, frame: zmq.Frame) -> str | None:
-        """`User-Id` is what we told the doorkeeper's questioner."""
+        """`User-Id` is the key that the doorkeeper let in."""
         try:
-            return f"console {frame.get('User-Id')}, from {frame.get('Peer-Address')}"
-        except zmq.ZMQError:
+            name = self._names.get(z85.decode(str(frame.get("User-Id"))))
+            return None if name is None else f"console {name}, from {frame.get('Peer-Address')}"
+        except (zmq.ZMQError, ValueError):
             return None
 
     async def keep(self) -> None:
@@ -138,11 +143,10 @@ class KeyDoor:
 
     def _answer(self, question: Sequence[bytes]) -> list[bytes]:
         version, request_id, _, address, _, mechanism, *credentials = question
-        name = self._names.get(credentials[0]) if credentials and mechanism == b"CURVE" else None
-        if name is None:
+        if mechanism != b"CURVE" or not credentials or credentials[0] not in self._names:
             self._log_refusal(address)
             return [version, request_id, b"400", b"not a console's key", b"", b""]
-        return [version, request_id, b"200", b"OK", name.encode(), b""]
+        return [version, request_id, b"200", b"OK", z85.encode(credentials[0]), b""]
 
     def _log_refusal(self, address: bytes) -> None:
         """Not as often as somebody knocks."""

@@ -2,7 +2,8 @@
 
 The directory holds the daemon's pair (`server.key`), a pair for each console that was made
 (`NAME.key`, with the daemon's public half) and each console's public half (`NAME.pub`). The daemon
-lets in whose `.pub` is there when it starts; a console needs its `.key` alone.
+lets in whose `.pub` is there when it starts or reads its configuration again; a console needs its
+`.key` alone.
 """
 
 import os

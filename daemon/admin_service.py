@@ -66,7 +66,9 @@ class AdminService:
         operator = operator_of(around, self._log_levels)
         doors: list[Door] = [LocalDoor(context, socket_path)]
         if parts.config.admin_address is not None:
-            doors.append(_key_door(parts.config, parts.config.admin_address))
+            door, directory = _key_door(parts.config, parts.config.admin_address)
+            doors.append(door)
+            around.reloader.on_reload.append(lambda config: door.admit(read_admin_keys(directory)))
         self._consoles = [AdminConsole(door, operator) for door in doors]
 
     async def run(self) -> None:
@@ -102,10 +104,12 @@ def operator_of(around: Surroundings, log_levels: LogLevels) -> NodeOperator:
     return NodeOperator(sights, reach)
 
 
-def _key_door(config: DaemonConfig, address: str) -> KeyDoor:
+def _key_door(config: DaemonConfig, address: str) -> tuple[KeyDoor, Path]:
+    """And the directory of its keys."""
     assert config.admin_keys is not None, "checked with the configuration"
+    directory = Path(config.admin_keys)
     try:
-        return KeyDoor(address, read_admin_keys(Path(config.admin_keys)))
+        return KeyDoor(address, read_admin_keys(directory)), directory
     except zmq.ZMQError as error:
         kind = AlreadyRunning if error.errno == errno.EADDRINUSE else ConfigError
         raise kind(f"admin_address {address} cannot be listened on: {error.strerror}") from error

@@ -71,7 +71,7 @@ class Session:
     def _ask_and_show(self, arguments: argparse.Namespace, command: Command) -> None:
         if isinstance(command, Order):
             self._confirm(arguments, command)
-            self._show(arguments, self.client.ask(command))
+            self._show(arguments, self._order(command))
         else:
             self._again(arguments, lambda: self._show(arguments, self.client.ask(command)))
 
@@ -98,6 +98,17 @@ class Session:
             raise NotDone("the block books do not agree, or were not answered for")
 
     # ---- orders -----------------------------------------------------------------------------
+
+    def _order(self, order: Order) -> Answer:
+        """Who stops waiting for it does not stop it, and is told so."""
+        deadline_s = getattr(order, "deadline_s", None)
+        if deadline_s and not order.dry_run:
+            sys.stderr.write(f"what is under way may take {deadline_s:g} s\n")
+        try:
+            return self.client.ask(order)
+        except KeyboardInterrupt:
+            sys.stderr.write("the daemon goes on with it\n")
+            raise
 
     def _confirm(self, arguments: argparse.Namespace, order: Order) -> None:
         """Raises NotDone: the operator does not want that."""

@@ -1,6 +1,5 @@
 """The daemon's end of the console, on a real socket: right users, wrong bytes, stuck readers."""
 
-import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -65,6 +65,24 @@ async def test_an_unknown_key_is_refused_and_told_so(
     assert house.operator.heard == []
 
 
+async def test_a_key_that_is_taken_back_is_not_heard_any_more(
+    house: RemoteHouse, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = house.keys / "console.key", make_console_keys(house.keys, "new")
+    keys = read_console_keys(old)
+    inside: zmq.asyncio.Socket = house.context.socket(zmq.DEALER)
+    house.dealers.append(inside)
+    inside.setsockopt(zmq.LINGER, 0)
+    call_with(inside, keys.server, keys.own)
+    inside.connect(house.door.address)
+    assert (await ask(inside, status_request()))["answer"]["type"] == "StatusIs"
+    (house.keys / "console.pub").unlink()
+    house.door.admit(read_admin_keys(house.keys))
+    assert (await ask(inside, status_request()))["answer"]["code"] == "not_permitted"
+    assert await house.call("status", keys=old) == 4
+    assert await house.call("status", keys=new) == 0
+
+
 async def test_keys_of_another_daemon_are_refused(
     house: RemoteHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,7 +169,7 @@ def test_an_address_for_consoles_without_keys_is_refused_at_the_start(tmp_path: 
     with pytest.raises(ConfigError, match="consoles come over TCP with keys only: set admin_keys"):
         read_config(None, {"admin_address": "tcp://0.0.0.0:9471"})
     for address in ("ipc:///tmp/x", "tcp://host", "tcp://host:port", "host:1"):
-        with pytest.raises(ConfigError, match="admin_address"):
+        with pytest.raises(ConfigError, match="admin.address"):
             read_config(None, {"admin_address": address, "admin_keys": str(tmp_path)})
     with pytest.raises(ConfigError, match="`distserve console keygen` makes it"):
         read_admin_keys(tmp_path)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import stat
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +17,7 @@ from tests.daemon.console_house import House
 
 PATIENCE_S = 60
 READY = r"smollm2\[ready\]>"
+_BETWEEN = r"(?:\x1b\[[0-9;?]*[a-zA-Z])*"  # escape sequences
 TAB, CTRL_C, CTRL_D = "\t", "\x03", "\x04"
 
 
@@ -37,6 +39,10 @@ class Terminal:
 
     async def sees(self, pattern: str) -> None:
         await self._aside(lambda: self._child.expect(pattern))
+
+    async def shows(self, text: str) -> None:
+        """The same of text that is drawn piece by piece."""
+        await self.sees(_BETWEEN.join(map(re.escape, text)))
 
     def types(self, text: str) -> None:
         self._child.send(text)
@@ -86,11 +92,11 @@ async def test_the_prompt_runs_commands_helps_and_guesses(terminal: Terminal) ->
 
 async def test_verbs_options_and_live_names_are_completed(house: House, terminal: Terminal) -> None:
     terminal.types(f"rest{TAB}")
-    await terminal.sees("restart")
+    await terminal.shows("restart")
     terminal.types(f" d{TAB}")
-    await terminal.sees("d0")
+    await terminal.shows("d0")
     terminal.types(f" --dead{TAB}")
-    await terminal.sees("--deadline")
+    await terminal.shows("--deadline")
     await terminal.does(" 3 --yes", "it is done")
     assert house.operator.orders == [Restart("d0", 3.0)]
     terminal.types(CTRL_D)

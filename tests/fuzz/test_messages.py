@@ -8,7 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon import admin_protocol, node_messages
-from daemon.admin_commands import Drain, GetStatus, Undrain
+from daemon.admin_commands import (
+    Abort,
+    ApplyPlan,
+    AuditBooks,
+    Drain,
+    GetEvents,
+    GetRequests,
+    GetStatus,
+    GetTimelines,
+    Restart,
+    ScaleAdd,
+    SetLogLevel,
+    Shutdown,
+    Undrain,
+)
 from daemon.admin_protocol import ADMIN_VERSION, BadMessage
 from daemon.node_messages import Ended, Evicted, Join, Joined, Kill, Lend, Session, Spawn, Tell
 from ipc import codec
@@ -43,9 +57,31 @@ FROM_HOME = [
 FROM_HOST = [Joined(), Ended(WORKER, 1, "killed"), Evicted("unknown")]
 REQUESTS = [
     admin_protocol.Request(ADMIN_VERSION, 1, command)
-    for command in (GetStatus(), Drain(5.0), Undrain())
+    for command in (
+        GetStatus(),
+        GetRequests("decode", 5),
+        GetTimelines("x"),
+        GetEvents(4, 1.0),
+        AuditBooks(),
+        Abort("7"),
+        ApplyPlan("{}"),
+        Drain(5.0, "decode-0"),
+        Undrain(),
+        Restart("decode-0"),
+        ScaleAdd(Role.DECODE, 2, 2),
+        SetLogLevel("debug", "daemon", 5.0),
+        Shutdown(0.0),
+    )
 ]
-REPLIES = [admin_protocol.Reply(1, admin_protocol.Done())]
+REPLIES = [
+    admin_protocol.Reply(1, answer)
+    for answer in (
+        admin_protocol.Done(),
+        admin_protocol.WouldDo(("drain",)),
+        admin_protocol.EventsAre((), 3, 0),
+        admin_protocol.RequestsAre((), False, 0),
+    )
+]
 
 
 def plain(messages: Any) -> list[Any]:
