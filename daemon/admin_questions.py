@@ -8,7 +8,7 @@ import heapq
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from typing import assert_never
 
@@ -49,7 +49,7 @@ from ipc.placement_file import FileNode, PlacementFile, file_of
 from ipc.vocabulary import Placement
 
 WINDOWS_S = (60.0, 300.0, 3600.0)
-MAX_SEARCHED = 4096
+MAX_SEARCHED = 2048
 
 
 class Sights(msgspec.Struct, frozen=True):
@@ -88,14 +88,24 @@ def answer(sights: Sights, question: Question) -> Answer:
 
 def requests(timelines: Timelines, asked: GetRequests, now_s: float) -> RequestsAre:
     """Those that were asked for, and whether more would have been."""
-    if asked.slowest is not None:
-        found = heapq.nlargest(
-            asked.slowest, _searched(timelines, asked, now_s), key=lambda line: line.age_s
-        )
-        is_truncated = timelines.num_open > MAX_SEARCHED
+    open_ones: Iterable[Request] = islice(timelines.open_requests(), MAX_SEARCHED)
+    ended: Iterable[RequestTimeline] = timelines.ended_ones()
+    state, slowest = asked.state, asked.slowest
+    if state is not None:
+        open_ones = (r for r in open_ones if state_of(r) == state)
+        ended = (t for t in ended if t.state == state)
+    if slowest is not None:  # of those under way, the first to come
+        open_ones = islice(open_ones, slowest)
+        ended = heapq.nlargest(slowest, ended, key=_age_s)
+    elif state is None:
+        ended = ()
+    lines = chain((_open_line(r, now_s) for r in open_ones), (_line(t, now_s) for t in ended))
+    if slowest is not None:
+        found = heapq.nlargest(slowest, lines, key=lambda line: line.age_s)
     else:
-        found = list(islice(_searched(timelines, asked, now_s), MAX_LISTED + 1))
-        is_truncated = len(found) > MAX_LISTED or timelines.num_open > MAX_SEARCHED
+        found = list(islice(lines, MAX_LISTED + 1))
+    is_unseen = state is not None and timelines.num_open > MAX_SEARCHED
+    is_truncated = len(found) > MAX_LISTED or is_unseen
     return RequestsAre(tuple(found[:MAX_LISTED]), is_truncated, timelines.num_open)
 
 
@@ -126,18 +136,6 @@ def placement_file(placement: Placement, model_id: str) -> PlacementFile:
     return file_of(placement.model or model_id, nodes, placement.instances)
 
 
-def _searched(timelines: Timelines, asked: GetRequests, now_s: float) -> Iterator[RequestLine]:
-    open_ones: Iterable[Request] = islice(timelines.open_requests(), MAX_SEARCHED)
-    ended: Iterable[RequestTimeline] = timelines.ended_ones()
-    state = asked.state
-    if state is not None:
-        open_ones = (r for r in open_ones if state_of(r) == state)
-        ended = (t for t in ended if t.state == state)
-    elif asked.slowest is None:
-        ended = ()
-    return chain((_open_line(r, now_s) for r in open_ones), (_line(t, now_s) for t in ended))
-
-
 def _open_line(request: Request, now_s: float) -> RequestLine:
     clock = request.clock
     return RequestLine(
@@ -152,6 +150,10 @@ def _open_line(request: Request, now_s: float) -> RequestLine:
         age_s=now_s - clock.arrived_s,
         ttft_s=clock.first_token_s - clock.arrived_s if clock.first_token_s else None,
     )
+
+
+def _age_s(timeline: RequestTimeline) -> float:
+    return (timeline.ended_s or timeline.arrived_s) - timeline.arrived_s
 
 
 def _line(timeline: RequestTimeline, now_s: float) -> RequestLine:
