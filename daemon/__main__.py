@@ -29,7 +29,7 @@ EXIT_USAGE = 64
 USAGE = """usage: distserve COMMAND [options]
 
   serve     run the node's daemon: workers, HTTP, console (distserve serve --help)
-  console   look at a running daemon, or drain it (distserve console --help)
+  console   look at a running daemon, and operate it (distserve console --help)
   config    check a configuration, or show what is in effect (distserve config --help)
   api-key   make a key for a client of the API (distserve api-key --help)
   keygen    make the keys for links between nodes (distserve keygen --help)
