@@ -28,7 +28,7 @@ INSTALL = PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' sh systemd/install.sh
 say = @echo "==> $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow soak lint bench-engine bench-token-path bench-load bench-simulator bench-plan bench-pipeline \
+.PHONY: help serve test test-slow soak lint bench-engine bench-token-path bench-load bench-simulator bench-plan bench-pipeline cuda-build \
 	install uninstall clean distclean
 
 help:
@@ -43,6 +43,7 @@ help:
 	@echo "make bench-simulator  measure the simulator, and set it beside the paper's curves"
 	@echo "make bench-plan    measure the placement search"
 	@echo "make bench-pipeline  measure instances of several workers on a core each"
+	@echo "make cuda-build    compile FlashInfer's modules ahead, where a CUDA compiler is"
 	@echo "make install       as root: install the systemd service (PREFIX=$(PREFIX), DESTDIR=)"
 	@echo "make uninstall     as root: take it off again; PURGE=1: with its configuration and models"
 	@echo "make clean         remove caches and build leftovers"
@@ -98,6 +99,11 @@ bench-plan: $(TEST)
 bench-pipeline: $(TEST) $(MODEL_READY)
 	$(call say,Measuring instances of several workers with $(MODEL))
 	@$(BIN)/python -m tests.benchmarks.pipeline --model $(MODEL) $(ARGS)
+
+cuda-build: $(SETUP)
+	$(call say,Compiling FlashInfer's modules)
+	@$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[setup,cuda]'
+	@$(BIN)/python -P -m gpu_workers cuda-build $(ARGS)
 
 # In make, since an environment must be there before any command of ours could run.
 install:

@@ -21,8 +21,8 @@ from daemon.errors import ExitError
 from daemon.link_keys import make_keys
 from daemon.worker_process import compute_environment
 from ipc import journal
-from ipc.messages import DeviceKind, LoadFormat
-from ipc.vocabulary import DType, PrefillPolicy
+from ipc.messages import LoadFormat
+from ipc.vocabulary import DeviceKind, DType, PrefillPolicy
 
 EXIT_USAGE = 64
 
@@ -35,6 +35,7 @@ USAGE = """usage: distserve COMMAND [options]
   keygen    make the keys for links between nodes (distserve keygen --help)
   models    fetch a model, the embedded default one or a hub's (distserve models --help)
   profile   measure step times and L_m of a worker into a table (distserve profile --help)
+  check-gpu prove a GPU, stage by stage (distserve check-gpu --help)
   plan      find the best placement for a load and its SLO (distserve plan --help)
   simulate  predict TTFT, TPOT, attainment and goodput of a deployment (distserve simulate --help)
   bench     replay a workload against a running service (distserve bench --help)
@@ -114,6 +115,12 @@ def profile_command(argv: list[str]) -> int:
     os.execve(sys.executable, python, compute_environment(given))
 
 
+def check_gpu_command(argv: list[str]) -> int:
+    """Replaces this process: a device is used where torch is."""
+    python = [sys.executable, "-P", "-m", "gpu_workers", "check-gpu", *argv]
+    os.execve(sys.executable, python, compute_environment(1))
+
+
 def planner_command(name: str) -> Callable[[list[str]], NoReturn]:
     """Replaces this process too: a search or a replay never shares the daemon's."""
 
@@ -131,6 +138,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "keygen": keygen_command,
     "models": models.main,
     "profile": profile_command,
+    "check-gpu": check_gpu_command,
     "plan": planner_command("plan"),
     "simulate": planner_command("simulate"),
     "bench": planner_command("bench"),

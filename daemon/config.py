@@ -19,8 +19,8 @@ from daemon.devices import read_devices
 from daemon.errors import ConfigError
 from daemon.exposure import check_exposure, is_loopback
 from daemon.tokenizer_files import read_json
-from ipc.messages import DeviceKind, LoadFormat
-from ipc.vocabulary import DType, PrefillPolicy, Role
+from ipc.messages import LoadFormat
+from ipc.vocabulary import DeviceKind, DType, PrefillPolicy, Role
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]

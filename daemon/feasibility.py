@@ -19,9 +19,8 @@ from daemon.errors import ConfigError
 from daemon.model_sizes import ModelOutline
 from daemon.placement import devices_in_use, own_node
 from ipc.kv_layout import Span
-from ipc.messages import DeviceKind
 from ipc.sharding import refusal, stage_layers
-from ipc.vocabulary import InstanceSpec, Placement, Role
+from ipc.vocabulary import DeviceKind, InstanceSpec, Placement, Role
 
 logger = logging.getLogger(__name__)
 

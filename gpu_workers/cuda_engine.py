@@ -32,9 +32,8 @@ from gpu_workers.models.config import ModelConfig
 from gpu_workers.models.layers import Model
 from gpu_workers.weights import WeightSource
 from ipc.kv_layout import RankLayout
-from ipc.messages import DeviceKind
 from ipc.sharding import Shard
-from ipc.vocabulary import DType, Parallelism
+from ipc.vocabulary import DeviceKind, DType, Parallelism
 
 logger = logging.getLogger(__name__)
 

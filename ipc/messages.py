@@ -11,6 +11,7 @@ import msgspec
 
 from ipc.kv_layout import RankLayout
 from ipc.vocabulary import (
+    DeviceKind,
     DType,
     FinishReason,
     KVHandle,
@@ -30,14 +31,6 @@ class LoadFormat(StrEnum):
 
     SAFETENSORS = "safetensors"
     DUMMY = "dummy"
-
-
-class DeviceKind(StrEnum):
-    """What a worker computes on; `auto` is a GPU where there is one."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 class MixedPolicy(msgspec.Struct, frozen=True):

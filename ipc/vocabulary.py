@@ -38,6 +38,14 @@ class PrefillPolicy(StrEnum):
     SKIP_JOIN = "skip-join"
 
 
+class DeviceKind(StrEnum):
+    """What a worker computes on; `auto` is a GPU where there is one."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class DType(StrEnum):
     """Element type of weights, activations and the KV cache."""
 

@@ -194,8 +194,11 @@ def test_every_dependency_is_pinned_and_installed_as_pinned() -> None:
 
 
 def needed_packages() -> set[str]:
-    """What `distserved[setup,test]` needs here, transitively; torch's own needs are torch's."""
-    waiting = declared_requirements()
+    """What `distserved[setup,test]` needs here, transitively; torch's own needs are torch's.
+
+    What GPUs need is not installed where there are none.
+    """
+    waiting = declared_requirements(without="cuda")
     found: set[str] = set()
     while waiting:
         requirement = waiting.pop()
@@ -208,10 +211,13 @@ def needed_packages() -> set[str]:
     return found
 
 
-def declared_requirements() -> list[Requirement]:
+def declared_requirements(without: str = "") -> list[Requirement]:
+    """Of the project and its extras, but for one of them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"].values()
-    texts = [*project["dependencies"], *(text for extra in extras for text in extra)]
+    extras = project["optional-dependencies"]
+    texts = [*project["dependencies"]]
+    for extra in extras.keys() - {without}:
+        texts += extras[extra]
     return [Requirement(text) for text in texts]
 
 
