@@ -1,6 +1,8 @@
 """Traces of requests, as an exporter gets them."""
 
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -153,3 +155,34 @@ async def test_the_name_and_the_trace_of_a_call_are_its_clients(
     async with service.running(), service.client() as http:
         assert (await http.post(COMPLETIONS, json=HELLO, headers=headers)).status_code == 200
     assert service.submitter.origins == [Origin("mine", kept)]
+
+
+@pytest.mark.parametrize(("path", "asked"), [("", "/v1/traces"), ("/mine", "/mine")])
+def test_spans_reach_a_collector_at_the_latest_when_the_daemon_ends(
+    town: Town, path: str, asked: str
+) -> None:
+    got: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        thread = threading.Thread(target=collector.serve_forever)
+        thread.start()
+        endpoint = f"http://127.0.0.1:{collector.server_port}{path}"
+        tracer = tracer_of(DaemonConfig(otlp_endpoint=endpoint), "1.2")
+        town.controller.timelines.on_ended = tracer.ended
+        town.ask(spec([1, 2, 3]))
+        town.settle()
+        tracer.close()
+        collector.shutdown()
+        thread.join()
+    ((where, body),) = got
+    assert where == asked
+    assert b"prefill_queue" in body
