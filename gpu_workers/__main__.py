@@ -3,6 +3,8 @@
 worker         one worker process; started by the daemon, not by people
 profile        measure step times and L_m into a table (`distserve profile`)
 profile-rank   one of several workers that are profiled together; started by `profile`
+check-gpu      prove a device, stage by stage (`distserve check-gpu`)
+check-gpu-exporter   the other process of its pulls; started by `check-gpu`
 convert-gguf   turn a GGUF file into a Hugging Face directory (`distserve models fetch`)
 cuda-build     build FlashInfer's modules ahead of the first step (`make cuda-build`)
 """
@@ -16,6 +18,8 @@ COMMANDS = {
     "worker": "gpu_workers.worker",
     "profile": "gpu_workers.profiling.command",
     "profile-rank": "gpu_workers.profiling.ranks",
+    "check-gpu": "gpu_workers.check_gpu.command",
+    "check-gpu-exporter": "gpu_workers.check_gpu.exporter_process",
     "convert-gguf": "gpu_workers.gguf_convert",
     "cuda-build": "gpu_workers.cuda_build",
 }

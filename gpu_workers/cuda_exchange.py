@@ -158,12 +158,16 @@ class CudaExchange:
         return results
 
     def close(self) -> None:
-        """Part from all peers, then give the pool back; nobody may have it open any more."""
+        """Part from all peers. The pool stays until `free` or the end of the process, as others
+        may have it open."""
         for incarnation in list(self._peers):
             self.unmap_instance(*incarnation)
         self._runtime.synchronize(self._stream)
         self._runtime.destroy_stream(self._stream)
         os.close(self.descriptor)
+
+    def free(self) -> None:
+        """Give the pool back, after `close` and when nobody has it open any more."""
         self._memory.free(self._own)
 
     def _land(self) -> None:
@@ -229,7 +233,9 @@ class CudaExchange:
         return flat.view(TORCH_DTYPES[layout.dtype]).view(layout.shape)
 
 
-def exchange_on(device: torch.device, layout: RankLayout, label: str) -> CudaExchange:
+def exchange_on(
+    device: torch.device, layout: RankLayout, label: str, *, batch_below: int = BATCH_BELOW_BYTES
+) -> CudaExchange:
     """The exchange of a worker whose device that is (`cuda:N`).
 
     Raises:
@@ -243,6 +249,7 @@ def exchange_on(device: torch.device, layout: RankLayout, label: str) -> CudaExc
         gpu_of(device),
         device=device,
         computing=lambda: int(torch.cuda.current_stream(device).cuda_stream),
+        batch_below=batch_below,
     )
 
 

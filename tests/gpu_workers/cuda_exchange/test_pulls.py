@@ -106,13 +106,24 @@ def test_parting_ends_the_copies_under_way_and_then_closes() -> None:
     assert torch.equal(here.exchange.pool[[0, 2]], reference()[[1, 3]])
     here.exchange.unmap_instance("there", EPOCH)  # again: nothing happens
     there.exchange.close()
+    there.exchange.free()
     assert there.library.freed_while_open == 0
+
+
+def test_a_worker_that_leaves_does_not_free_what_others_have_open() -> None:
+    here, (there,) = Process(WHOLE), exporters(1, 1)
+    here.meet([there])
+    there.exchange.close()
+    assert there.library.num_allocated == 1
+    here.pull((1,), (0,))
+    assert here.until_finished() == [7]
 
 
 def test_memory_that_is_freed_before_its_importers_have_closed_it_is_noticed() -> None:
     here, (there,) = Process(WHOLE), exporters(1, 1)
     here.meet([there])
     there.exchange.close()
+    there.exchange.free()
     assert there.library.freed_while_open == 1
 
 
@@ -235,6 +246,7 @@ def test_the_best_way_is_chosen_once_told_and_right_C14(
     assert torch.equal(here.exchange.pool[[0, 3]], reference()[[6, 1]])
     here.exchange.unmap_instance("there", EPOCH)
     here.exchange.close()
+    here.exchange.free()
     assert here.library.num_allocated == 0
 
 

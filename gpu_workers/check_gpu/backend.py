@@ -1,0 +1,105 @@
+"""The device that is checked: what makes pools, kernels and engines on it.
+
+A stage knows devices by this seam alone, so the whole check runs on a CPU too, where it proves its
+own plumbing; tests put faulty devices here.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from gpu_workers.cpu_exchange import CpuExchange
+from gpu_workers.engine import EngineSpec, build_executor, build_kernels, pool_layout
+from gpu_workers.executor import Executor
+from gpu_workers.kernels import Kernels
+from gpu_workers.kv_exchange import OwnExchange
+from gpu_workers.models.config import ModelConfig, read_config
+from ipc.kv_layout import RankLayout
+from ipc.messages import LoadFormat
+from ipc.vocabulary import DType
+
+
+class Backend(Protocol):
+    """One device."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def is_gpu(self) -> bool: ...
+
+    @property
+    def exporter_command(self) -> Sequence[str]:
+        """Starts a process that has pools on the same device, see `exporter`."""
+        ...
+
+    def exchange(self, layout: RankLayout, label: str, **how: Any) -> OwnExchange: ...
+
+    def kernels(self, config: ModelConfig, pool: torch.Tensor, max_context: int) -> Kernels: ...
+
+    def executor(
+        self, spec: EngineSpec, kv_bytes: int, *, is_graphed: bool, max_batch: int
+    ) -> Executor:
+        """An engine for the model that the spec names."""
+        ...
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the device."""
+        ...
+
+    def synchronize(self) -> None:
+        """Until all that was asked of the device is done."""
+        ...
+
+    def serve_flags(self) -> list[str]:
+        """What `distserve serve` is told of the device."""
+        ...
+
+
+class CpuBackend:
+    """The CPU, with pools in memory files."""
+
+    name = "cpu"
+    dtype = DType.BF16
+    is_gpu = False
+
+    @property
+    def exporter_command(self) -> Sequence[str]:
+        return (sys.executable, "-P", "-m", "gpu_workers", "check-gpu-exporter")
+
+    def exchange(self, layout: RankLayout, label: str, **how: Any) -> OwnExchange:
+        return CpuExchange(layout, label)
+
+    def kernels(self, config: ModelConfig, pool: torch.Tensor, max_context: int) -> Kernels:
+        return build_kernels(config, pool, max_context)
+
+    def executor(
+        self, spec: EngineSpec, kv_bytes: int, *, is_graphed: bool, max_batch: int
+    ) -> Executor:
+        config = read_config(spec.model_dir)
+        layout = pool_layout(config, dtype=spec.dtype, block_size=16, kv_bytes=kv_bytes)
+        return build_executor(config, spec, CpuExchange(layout, "check"))
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    def synchronize(self) -> None:
+        """Everything is done when its call returns."""
+
+    def serve_flags(self) -> list[str]:
+        return ["--device", "cpu"]
+
+
+def spec_of(model_dir: str, dtype: DType, *, max_context: int, is_dummy: bool) -> EngineSpec:
+    """How to run a model of the check's."""
+    return EngineSpec(
+        model_dir=model_dir,
+        dtype=dtype,
+        load_format=LoadFormat.DUMMY if is_dummy else LoadFormat.SAFETENSORS,
+        max_context_tokens=max_context,
+    )

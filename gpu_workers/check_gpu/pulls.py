@@ -1,0 +1,140 @@
+"""Stages: blocks pulled out of another process's pools, in all pairings of shapes, and its death.
+
+What arrives is compared byte for byte. When a pull is reported its source is overwritten at once,
+as it would be by the next prompt: a pull that is reported too early shows.
+"""
+
+import os
+import random
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from gpu_workers.check_gpu.backend import Backend
+from gpu_workers.check_gpu.exporter import OWNER, Exporter, pattern
+from gpu_workers.check_gpu.outcome import Found, require
+from gpu_workers.kv_exchange import OwnExchange
+from gpu_workers.step_plan import Pull, PullResult
+from ipc.kv_layout import RankLayout, Span
+from ipc.vocabulary import DType, KVHandle, WorkerName
+
+NUM_LAYERS, NUM_HEADS, NUM_BLOCKS, BLOCK_SIZE, HEAD_DIM = 8, 4, 32, 16, 64
+SHAPES = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2))
+LOOKS = 1_000_000
+
+
+def check_pulls(backend: Backend) -> Found:
+    """Every pair of shapes, exactly."""
+    targets = {layout for shape in SHAPES for layout in ranks(*shape, backend.dtype)}
+    with Exporter(backend) as exporter:
+        num_bytes = sum(_check_source(backend, exporter, shape, targets) for shape in SHAPES)
+    return Found(
+        f"{len(SHAPES)} shapes into {len(targets)} kinds of ranks, {num_bytes / 2**20:.0f} MiB, "
+        "all equal"
+    )
+
+
+def check_death(backend: Backend) -> Found:
+    """The exporter is killed while its pool is open: we part from it and pull from the next."""
+    whole = ranks(1, 1, backend.dtype)
+    ours = backend.exchange(whole[0], "importer")
+    for epoch in (1, 2):
+        ours.pool.zero_()
+        with Exporter(backend) as exporter:
+            introduce(ours, exporter.make(whole), whole, epoch)
+            exporter.fill(epoch)
+            blocks, into = _scattered(ours.layout, epoch)
+            pull(ours, blocks, into, epoch)
+            _compare(ours, whole, (blocks, into), epoch)
+            ours.begin(_pull(blocks, into, epoch))
+            exporter.kill()
+            ours.unmap_instance(OWNER, epoch)
+            require(not ours.knows(OWNER, epoch), "the dead exporter's pool is still known")
+            require(len(ours.finished()) == 1, "the pull that was under way was lost")
+    return Found("two exporters killed while their pools were open, pulled from again")
+
+
+def ranks(tp: int, pp: int, dtype: DType) -> list[RankLayout]:
+    """The pools of an instance of that shape."""
+    heads, layers = NUM_HEADS // tp, NUM_LAYERS // pp
+    return [
+        RankLayout(
+            layers=Span(stage * layers, (stage + 1) * layers),
+            heads=Span(rank * heads, (rank + 1) * heads),
+            num_blocks=NUM_BLOCKS,
+            block_size=BLOCK_SIZE,
+            head_dim=HEAD_DIM,
+            dtype=dtype,
+        )
+        for stage in range(pp)
+        for rank in range(tp)
+    ]
+
+
+def introduce(
+    ours: OwnExchange, descriptors: Sequence[int], layouts: Sequence[RankLayout], epoch: int = 1
+) -> None:
+    """Open an exporter's pools."""
+    for rank, (descriptor, layout) in enumerate(zip(descriptors, layouts, strict=True)):
+        ours.map_peer(WorkerName(OWNER, 0, rank), epoch, layout, descriptor)
+
+
+def pull(
+    ours: OwnExchange, blocks: Sequence[int], into: Sequence[int], epoch: int = 1
+) -> PullResult:
+    """From begin to end."""
+    ours.begin(_pull(blocks, into, epoch))
+    for _ in range(LOOKS):
+        if results := ours.finished():
+            return results[0]
+    raise TimeoutError("the pull did not end")
+
+
+def _check_source(
+    backend: Backend, exporter: Exporter, shape: tuple[int, int], targets: Iterable[RankLayout]
+) -> int:
+    """Into every kind of rank; how many bytes."""
+    theirs, num_bytes = ranks(*shape, backend.dtype), 0
+    descriptors = exporter.make(theirs)
+    for seed, layout in enumerate(targets):
+        ours = backend.exchange(layout, "importer")
+        introduce(ours, [os.dup(descriptor) for descriptor in descriptors], theirs)
+        exporter.fill(seed)
+        blocks, into = _scattered(layout, seed)
+        num_bytes += pull(ours, blocks, into).num_bytes
+        exporter.overwrite()
+        ours.unmap_instance(OWNER, 1)  # copies that were reported too early are done now
+        _compare(ours, theirs, (blocks, into), seed)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return num_bytes
+
+
+def _compare(
+    ours: OwnExchange, theirs: Sequence[RankLayout], moved: tuple[list[int], list[int]], seed: int
+) -> None:
+    """Every block of ours: what was pulled, and nothing else."""
+    blocks, into = moved
+    pool, expected = ours.pool.cpu(), pattern(ours.layout, seed)
+    wrong = [b for a, b in zip(blocks, into, strict=True) if not torch.equal(pool[b], expected[a])]
+    require(
+        not wrong,
+        f"{len(wrong)} of {len(into)} blocks pulled from {len(theirs)} ranks differ from their "
+        f"source, the first of them block {wrong[0] if wrong else None}",
+    )
+    others = sorted(set(range(NUM_BLOCKS)) - set(into))
+    require(not pool[others].any(), "blocks were written that nobody asked for")
+
+
+def _scattered(layout: RankLayout, seed: int) -> tuple[list[int], list[int]]:
+    """Blocks to pull and where to; some follow each other on both sides."""
+    draw = random.Random(seed)
+    blocks = draw.sample(range(layout.num_blocks - 4), 8)
+    into = draw.sample(range(layout.num_blocks - 4), 8)
+    following = list(range(layout.num_blocks - 4, layout.num_blocks))
+    return blocks + following, into + following
+
+
+def _pull(blocks: Sequence[int], into: Sequence[int], epoch: int) -> Pull:
+    num_tokens = BLOCK_SIZE * len(blocks)
+    return Pull(KVHandle(OWNER, epoch, 1, tuple(blocks), num_tokens), tuple(into))
