@@ -112,4 +112,6 @@ def _key_door(config: DaemonConfig, address: str) -> tuple[KeyDoor, Path]:
         return KeyDoor(address, read_admin_keys(directory)), directory
     except zmq.ZMQError as error:
         kind = AlreadyRunning if error.errno == errno.EADDRINUSE else ConfigError
-        raise kind(f"admin_address {address} cannot be listened on: {error.strerror}") from error
+        raise kind(
+            f"admin_address {address} cannot be listened on: {zmq.strerror(error.errno or 0)}"
+        ) from error

@@ -11,8 +11,10 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from daemon.admin_commands import Drain, Restart
+from daemon.admin_commands import Drain, GetRequests, GetSlo, Restart
 from daemon.admin_door import LocalDoor
+from daemon.admin_protocol import RequestsAre, SloIs
+from daemon.slo import Targets
 from tests.daemon.console_house import House
 
 PATIENCE_S = 60
@@ -159,8 +161,14 @@ async def test_lines_are_remembered_for_their_owner_alone(house: House, terminal
 async def test_top_has_a_screen_of_its_own_until_it_is_interrupted(
     house: House, terminal: Terminal
 ) -> None:
+    house.operator.answers[GetSlo] = SloIs(Targets(ttft_s=0.2), ())
+    house.operator.answers[GetRequests] = RequestsAre((), False, 7)
     terminal.types("top --every 0.1\r")
     await terminal.sees(r"\x1b\[\?1049h")
+    for _ in range(2):  # it is drawn again and again
+        await terminal.sees("1 d 1:01:01")
+        await terminal.sees("goodput/s")
+        await terminal.sees("0 shown, 7 under way")
     terminal.types(CTRL_C)
     await terminal.sees(READY)
 
