@@ -162,7 +162,7 @@ def test_a_second_daemon_is_refused_by_run_directory_and_by_port_C11_C18(
     [
         (["--model", "/nowhere"], 78, r"/nowhere: no config\.json there"),
         (["--prefill", "0"], 78, "nobody prefills"),
-        (["--block-size", "0"], 78, r"`int` >= 1 - at `\$\.block_size`"),
+        (["--block-size", "0"], 78, "--block-size: it must be at least 1"),
         (["--max-context-tokens", "100000"], 78, "the model was made for 512"),
         (["--kv-cache-gib", "0.0000001"], 78, "hold no block"),
         (["--decode-tp", "4"], 78, "decode-0 cannot run: tp 4 does not divide the 6 attention"),
