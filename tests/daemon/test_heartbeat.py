@@ -3,7 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.heartbeat import Heartbeat
-from ipc.messages import Audit
+from ipc.messages import Audit, Stats
 from ipc.vocabulary import WorkerName
 from tests.daemon.stage import MakeStage, PlayedProcess, Stage
 
@@ -136,6 +136,26 @@ async def test_the_time_without_progress_is_shown_and_is_over_with_the_life(
     process.end("exit code 1")
     await stage.ready()
     assert pulse.metric(age_s) == {"mixed-0": 0}
+    await end(stage)
+    await keeping
+
+
+async def test_readiness_is_told_who_gets_nowhere_but_not_who_said_so_D2(
+    make_stage: MakeStage,
+) -> None:
+    stage = await make_stage()
+    keeping = stage.keep()
+    process = await stage.ready()
+    pulse = Pulse(stage)
+    pulse.beats(2, answering=[process])
+    assert pulse.heartbeat.still_s == {"mixed-0": 0}
+    pulse.beats(5, answering=[])
+    assert pulse.heartbeat.still_s == {"mixed-0": 4}
+    instance = stage.controller.instances.get("mixed-0")
+    assert instance is not None
+    instance.stats = Stats(busy_until_s=pulse.clock.now_s + 60)
+    pulse.beats(1, answering=[])
+    assert pulse.heartbeat.still_s == {}
     await end(stage)
     await keeping
 

@@ -1,7 +1,9 @@
 """What workers are told at their start, by role."""
 
+import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from daemon.config import DaemonConfig
@@ -33,3 +35,25 @@ def test_chunks_beside_decodes_are_taken_by_arrival_whatever_the_policy(
     }
     assert policies[Role.PREFILL] is SKIP_JOIN
     assert policies[Role.MIXED] is of_mixed
+
+
+@pytest.mark.parametrize("threads", [None, 3])
+def test_a_worker_has_the_cores_of_its_device_and_a_thread_for_each(
+    tmp_path: Path, threads: int | None
+) -> None:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    words = tuple(str(core) for core in reversed(cores))
+    config = DaemonConfig(mixed=len(cores), prefill=0, decode=0, devices=words)
+    config = msgspec.structs.replace(config, threads_per_worker=threads)
+    placement = counted_out(config)
+    configs = WorkerConfigs(
+        config,
+        placement,
+        endpoint="ipc://here",
+        meeting_points=MeetingPoints(tmp_path, "127.0.0.1"),
+        max_context_tokens=64,
+        num_token_ids=256,
+    )
+    made = [configs.of(spec, 1, WorkerName(spec.name)) for spec in placement.instances]
+    assert [each.cpu_cores for each in made] == [(core,) for core in reversed(cores)]
+    assert [each.num_threads for each in made] == [threads or 1] * len(cores)

@@ -97,6 +97,11 @@ async def test_a_wrong_key_is_refused_whatever_its_form(
     assert (response.status_code, error_of(response)["code"]) == (401, "invalid_api_key")
 
 
+async def test_a_browser_may_ask_before_it_sends_a_key_E17(http: httpx.AsyncClient) -> None:
+    assert (await http.options(COMPLETIONS)).status_code == 204
+    assert (await http.get(COMPLETIONS)).status_code == 401
+
+
 async def test_of_two_keys_neither_is_taken(http: httpx.AsyncClient) -> None:
     headers = [("authorization", f"Bearer {SECRET}"), ("authorization", "Bearer other")]
     assert (await http.get("/v1/models", headers=headers)).status_code == 401
