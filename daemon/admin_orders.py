@@ -130,7 +130,8 @@ class NodeOperator:
         self._instance(name)
         self._reach.events.note(EventKind.DRAIN_BEGAN, name)
         async with asyncio.timeout(deadline_s):
-            await self._controller.drain_instance(name)
+            if not await self._controller.drain_instance(name):
+                raise RefusedByState(f"{name} was taken back before it was drained")
         self._reach.events.note(EventKind.DRAIN_ENDED, name, "nothing is left there")
         return f"{name} is drained"
 

@@ -165,6 +165,17 @@ async def test_a_drain_tells_its_beginning_and_its_end(make_stage: MakeStage) ->
         ]
 
 
+async def test_an_instance_that_is_taken_back_was_not_drained(make_stage: MakeStage) -> None:
+    """Whoever waited for the drain was told that it had come to its end."""
+    async with desk_of(make_stage) as desk:
+        with desk.controller.submit([SPEC]):
+            draining = asyncio.ensure_future(desk.operator.carry_out(Drain(5.0, "prefill-0")))
+            await asyncio.sleep(0)
+            await desk.operator.carry_out(Undrain("prefill-0"))
+            with pytest.raises(RefusedByState, match="prefill-0 was taken back before"):
+                await draining
+
+
 async def test_a_shutdown_has_a_drain_time_of_its_own(make_stage: MakeStage) -> None:
     async with desk_of(make_stage) as desk:
         for deadline_s in (None, 0.0, 7.0):
