@@ -169,7 +169,7 @@ def test_an_address_for_consoles_without_keys_is_refused_at_the_start(tmp_path: 
     with pytest.raises(ConfigError, match="consoles come over TCP with keys only: set admin_keys"):
         read_config(None, {"admin_address": "tcp://0.0.0.0:9471"})
     for address in ("ipc:///tmp/x", "tcp://host", "tcp://host:port", "host:1"):
-        with pytest.raises(ConfigError, match="admin.address"):
+        with pytest.raises(ConfigError, match=r"admin.address"):
             read_config(None, {"admin_address": address, "admin_keys": str(tmp_path)})
     with pytest.raises(ConfigError, match="`distserve console keygen` makes it"):
         read_admin_keys(tmp_path)
