@@ -15,9 +15,6 @@ import torch
 HostArray = npt.NDArray[np.int64] | npt.NDArray[np.int32] | npt.NDArray[np.float64]
 
 
-Work = Callable[[], Sequence[torch.Tensor]]
-
-
 class Event(Protocol):
     """A place in the stream's order of work."""
 
@@ -32,11 +29,6 @@ class Event(Protocol):
 
 class Graph(Protocol):
     """Work that was captured once, on fixed memory."""
-
-    @property
-    def outputs(self) -> Sequence[torch.Tensor]:
-        """What the captured work returned; each replay writes it anew."""
-        ...
 
     def replay(self) -> None: ...
 
@@ -61,7 +53,7 @@ class Device(Protocol):
 
     def event(self) -> Event: ...
 
-    def capture(self, run: Work) -> Graph:
+    def capture(self, run: Callable[[], None]) -> Graph:
         """Record what `run` asks of the device. All graphs share one pool of memory, so one runs
         after the other; the largest is to be captured first."""
         ...
@@ -73,12 +65,6 @@ class Device(Protocol):
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes."""
         ...
-
-
-class _CudaGraph:
-    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Sequence[torch.Tensor]) -> None:
-        self.outputs = outputs
-        self.replay = graph.replay
 
 
 class CudaDevice:
@@ -107,11 +93,11 @@ class CudaDevice:
         event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return event
 
-    def capture(self, run: Work) -> Graph:
+    def capture(self, run: Callable[[], None]) -> Graph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._graphs):
-            outputs = run()
-        return _CudaGraph(graph, outputs)
+            run()
+        return graph
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

@@ -14,7 +14,7 @@ import torch
 from gpu_workers.batch import Batch
 from gpu_workers.cuda_attention import PagedAttention
 from gpu_workers.cuda_device import Graph
-from gpu_workers.cuda_kernels import CudaKernels, DeviceStep, FixedMemory
+from gpu_workers.cuda_kernels import CudaKernels, DeviceStep
 from gpu_workers.cuda_step import HostStep, host_step, padded, padding_only
 from gpu_workers.models.layers import Model
 from gpu_workers.scratch import Scratch
@@ -28,12 +28,11 @@ SIZE_STEP = 8
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """One size's graph: its input and output memory, and what it takes to fill the former."""
+    """One size's graph, and what plans its attention."""
 
     size: int
-    memory: FixedMemory
     attention: PagedAttention
-    graph: Graph  # gives hidden states (size, hidden) and logits (size, vocabulary)
+    graph: Graph
 
 
 def graph_sizes(max_batch: int) -> list[int]:
@@ -70,6 +69,8 @@ class DecodeGraphs:
         # Not the eager steps' scratch: that may grow and move, and a graph remembers addresses.
         self._scratch = Scratch(kernels.dtype, device.torch_device)
         before_bytes, _ = device.memory()
+        self._memory = kernels.fixed_memory(max_batch, max_batch * self._row_pages)
+        self._outputs: tuple[torch.Tensor, torch.Tensor] | None = None
         self._captured = self._capture_all(graph_sizes(max_batch), progress)
         self.num_bytes = before_bytes - device.memory()[0]
         logger.info(
@@ -96,10 +97,11 @@ class DecodeGraphs:
         num_rows = len(batch.rows)
         captured = next(c for c in self._captured if c.size >= num_rows)
         step = padded(host_step(batch, self._kernels.block_size), captured.size, self._spare_block)
-        placed = self._kernels.place_fixed(step, captured.memory, captured.attention, self._scratch)
+        placed = self._place(step, captured.attention)
         fill(step, placed.token_ids)
         captured.graph.replay()
-        hidden, logits = captured.graph.outputs
+        assert self._outputs is not None, "nothing was captured"
+        hidden, logits = self._outputs
         return hidden[:num_rows], logits[:num_rows]
 
     def _capture_all(
@@ -113,22 +115,32 @@ class DecodeGraphs:
         return captured
 
     def _capture(self, size: int) -> _Captured:
-        memory, attention = self._kernels.fixed(size, size * self._row_pages)
+        attention = self._kernels.fixed_attention(self._memory, size)
         host = padding_only(size, self._spare_block)
-        step = self._kernels.place_fixed(host, memory, attention, self._scratch)
+        step = self._place(host, attention)
         batch = _batch_of(step, host)
 
-        def run() -> tuple[torch.Tensor, torch.Tensor]:
+        def run() -> None:
             with self._kernels.on(step):
                 hidden = self._model.forward(batch)
                 logits = self._model.logits(hidden)
             assert logits is not None, "graphs are for models that are whole here"
-            return hidden, logits
+            self._keep(hidden, logits)
 
         with torch.inference_mode():
             run()  # once for real: kernels are loaded and buffers made outside the capture
             self._device.synchronize()
-            return _Captured(size, memory, attention, self._device.capture(run))
+            return _Captured(size, attention, self._device.capture(run))
+
+    def _place(self, step: HostStep, attention: PagedAttention) -> DeviceStep:
+        return self._kernels.place_fixed(step, self._memory, attention, self._scratch)
+
+    def _keep(self, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        """Copy results to where those of all sizes go: results of each would be gigabytes."""
+        if self._outputs is None:
+            self._outputs = torch.empty_like(hidden), torch.empty_like(logits)
+        for target, source in zip(self._outputs, (hidden, logits), strict=True):
+            target[: len(source)].copy_(source)
 
 
 def _batch_of(step: DeviceStep, host: HostStep) -> Batch:

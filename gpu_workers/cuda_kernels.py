@@ -26,6 +26,8 @@ from gpu_workers.models.config import Activation
 from gpu_workers.scratch import Scratch
 
 SWITCHES = "DISTSERVE_FLASHINFER"
+WIDE_PER_ROW = 4  # of a decode step: token id, position, block, offset
+NARROW_PER_ROW = 4  # owner, position, indptr (and one more), last page's length
 ROPE_VECTOR = 8  # 16-bit elements that FlashInfer rotates at once: halves are whole vectors
 
 
@@ -79,11 +81,26 @@ class DeviceStep:
 
 @dataclass(frozen=True, slots=True)
 class FixedMemory:
-    """Where the arrays of a captured graph's steps lie: int64, and int32 with the pages last."""
+    """Where captured graphs find the arrays of their steps: one place for all sizes of graphs,
+    since one runs after the other.
+
+    `wide` is int64; `narrow` is int32, with the pages last; the others are FlashInfer's own.
+    """
 
     wide: torch.Tensor
     narrow: torch.Tensor
-    max_pages: int
+    indptr: torch.Tensor
+    indices: torch.Tensor
+    last_page_len: torch.Tensor
+
+    def tables(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """FlashInfer's for that number of rows."""
+        return self.indptr[: size + 1], self.indices, self.last_page_len[:size]
+
+    def pages(self, size: int) -> torch.Tensor:
+        """Where the pages of such a step begin, to the end: a step may have fewer of them than
+        the next one that a graph runs."""
+        return self.narrow[NARROW_PER_ROW * size + 1 :]
 
 
 class CudaKernels:
@@ -154,17 +171,21 @@ class CudaKernels:
             batch, token_ids=placed.token_ids, positions=placed.positions, head_rows=head_rows
         )
 
-    def fixed(self, size: int, max_pages: int) -> tuple[FixedMemory, PagedAttention]:
-        """Memory and attention for a captured graph of that many decode rows."""
-        device = self.device.torch_device
-        wide = torch.zeros(4 * size, dtype=torch.int64, device=device)
-        narrow = torch.zeros(4 * size + 1 + max_pages, dtype=torch.int32, device=device)
-        tables = [
-            torch.zeros(length, dtype=torch.int32, device=device)
-            for length in (size + 1, max_pages, size)
-        ]
-        fixed = (tables[0], tables[1], tables[2])
-        return FixedMemory(wide, narrow, max_pages), self._attention(fixed)
+    def fixed_memory(self, max_rows: int, max_pages: int) -> FixedMemory:
+        """For captured graphs of up to so many decode rows, with so many pages in all."""
+
+        def int32(size: int) -> torch.Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=self.device.torch_device)
+
+        wide = torch.zeros(
+            WIDE_PER_ROW * max_rows, dtype=torch.int64, device=self.device.torch_device
+        )
+        narrow = int32(NARROW_PER_ROW * max_rows + 1 + max_pages)
+        return FixedMemory(wide, narrow, int32(max_rows + 1), int32(max_pages), int32(max_rows))
+
+    def fixed_attention(self, memory: FixedMemory, size: int) -> PagedAttention:
+        """For the graph of that many rows."""
+        return self._attention(memory.tables(size))
 
     def place_fixed(
         self, step: HostStep, memory: FixedMemory, attention: PagedAttention, scratch: Scratch
@@ -290,8 +311,8 @@ class CudaKernels:
         token_ids, positions, blocks, offsets = send(self.device, wide, into[0])
         owners, small, indptr, last, indices = send(self.device, narrow, into[1])
         attention.plan(step, indices)
-        if memory is not None:  # a graph's kernels may be given more pages than at its capture
-            indices = memory.narrow[-memory.max_pages :]
+        if memory is not None:
+            indices = memory.pages(len(token_ids))
         return DeviceStep(
             token_ids=token_ids,
             positions=positions,

@@ -201,8 +201,8 @@ def _counting(total: int, progress: Callable[[float], None]) -> Callable[[], Non
 class PrivatePool:
     """A `KVExchange` without peers: a pool of our own and nobody to pull from."""
 
-    def __init__(self, layout: RankLayout) -> None:
-        self._pool = torch.zeros(layout.shape, dtype=TORCH_DTYPES[layout.dtype])
+    def __init__(self, layout: RankLayout, device: torch.device | None = None) -> None:
+        self._pool = torch.zeros(layout.shape, dtype=TORCH_DTYPES[layout.dtype], device=device)
 
     @property
     def pool(self) -> torch.Tensor:

@@ -19,13 +19,20 @@ from tests.gpu_workers.scripted_engine import scripted_token
 class Ahead(Rig):
     """A mixed instance whose sequences may have two steps under way."""
 
-    def __init__(self, *, num_blocks: int = 64, max_in_flight: int = 2, **options: Any) -> None:
-        super().__init__(Role.MIXED, num_blocks=num_blocks, **options)
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        max_in_flight: int = 2,
+        chunk_tokens: int | None = None,
+        engine: tuple[Any, Any] | None = None,
+    ) -> None:
+        super().__init__(Role.MIXED, num_blocks=num_blocks, engine=engine)
         self.max_in_flight = max_in_flight
         self.scheduler = Scheduler(
             Owner(self.name, self.epoch),
             Role.MIXED,
-            MixedPolicy(options.get("chunk_tokens")),
+            MixedPolicy(chunk_tokens),
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
             limits=BatchLimits(32, 16, PrefillPolicy.FCFS),

@@ -44,8 +44,12 @@ def stored() -> dict[str, Any]:
 @cache
 def signature(name: str) -> inspect.Signature:
     """To bind calls with, as the library's own."""
+    return as_signature(stored()["faces"][name])
+
+
+def as_signature(face: Face) -> inspect.Signature:
     parameters = []
-    for parameter, kind, default in stored()["faces"][name]:
+    for parameter, kind, default in face:
         given = {} if default is None else {"default": default}
         parameters.append(inspect.Parameter(parameter, inspect._ParameterKind[kind], **given))
     return inspect.Signature(parameters)

@@ -5,7 +5,7 @@ remember their source, which must not change before they are past; downloads hap
 graph remembers addresses and refuses to be replayed on others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -47,17 +47,14 @@ class FakeEvent:
 @dataclass
 class FakeGraph:
     device: "FakeDevice"
-    run: Callable[[], Sequence[torch.Tensor]]
-    outputs: Sequence[torch.Tensor]
+    run: Callable[[], None]
     addresses: list[Address]
 
     def replay(self) -> None:
         self.device.tick()
         self.device.num_replays += 1
         with torch.inference_mode():
-            outputs, seen = self.device.watching(self.run)
-        for fixed, fresh in zip(self.outputs, outputs, strict=True):
-            fixed.copy_(fresh)
+            seen = self.device.watching(self.run)
         if seen != self.addresses:
             raise UsedTooEarly("a graph was replayed on other memory than it was captured on")
 
@@ -110,12 +107,12 @@ class FakeDevice:
     def event(self) -> FakeEvent:
         return FakeEvent(self)
 
-    def capture(self, run: Callable[[], Sequence[torch.Tensor]]) -> FakeGraph:
+    def capture(self, run: Callable[[], None]) -> FakeGraph:
         """Runs it once to see what it touches; a real capture computes nothing."""
         self.is_capturing = True
-        outputs, addresses = self.watching(run)
+        addresses = self.watching(run)
         self.is_capturing = False
-        return FakeGraph(self, run, outputs, addresses)
+        return FakeGraph(self, run, addresses)
 
     def synchronize(self) -> None:
         self.pass_to(self.now)
@@ -123,14 +120,12 @@ class FakeDevice:
     def memory(self) -> tuple[int, int]:
         return self.free_bytes, self.total_bytes
 
-    def watching(
-        self, run: Callable[[], Sequence[torch.Tensor]]
-    ) -> tuple[Sequence[torch.Tensor], list[Address]]:
-        """What `run` gives, and what it tells `watch` meanwhile."""
+    def watching(self, run: Callable[[], None]) -> list[Address]:
+        """What `run` tells `watch`."""
         self._watched = watched = []
-        outputs = run()
+        run()
         self._watched = None
-        return outputs, watched
+        return watched
 
     def watch(self, *tensors: torch.Tensor) -> None:
         """Fixed memory that a kernel was given."""

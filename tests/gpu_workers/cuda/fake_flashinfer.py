@@ -25,6 +25,7 @@ class FakeFlashInfer:
         self.device = device
         self.__version__ = stored()["version"]
         self.calls: dict[str, int] = {}
+        self.shapes: set[tuple[str, int, frozenset[str]]] = set()  # arguments by place, by name
 
     def BatchDecodeWithPagedKVCacheWrapper(self, *given: Any, **named: Any) -> "_Decode":
         return _Decode(self, *given, **named)
@@ -89,6 +90,7 @@ class FakeFlashInfer:
     def bind(self, name: str, *given: Any, **named: Any) -> dict[str, Any]:
         """The call's arguments by the real signature's names, with its defaults (as text)."""
         self.calls[name] = self.calls.get(name, 0) + 1
+        self.shapes.add((name, len(given), frozenset(named)))
         bound = signature(name).bind(*given, **named)
         bound.apply_defaults()
         self.device.tick()

@@ -13,10 +13,10 @@ from ipc.vocabulary import DType
 from tests.gpu_workers.cuda.fake_device import FakeDevice
 from tests.gpu_workers.cuda.fake_flashinfer import FakeFlashInfer
 from tests.gpu_workers.driving import Driver
+from tests.gpu_workers.rig import BLOCK_SIZE
 
 MAX_CONTEXT = 96
-BLOCK_SIZE = 8
-NUM_BLOCKS = 64
+NUM_BLOCKS = 96
 MAX_BATCH = 9
 
 

@@ -16,8 +16,9 @@ from tests.gpu_workers.checkpoints import (
     llama_gqa,
     opt_pre_norm,
 )
-from tests.gpu_workers.cuda.rig import BLOCK_SIZE, MAX_BATCH, CudaDriver, on_cpu
+from tests.gpu_workers.cuda.rig import MAX_BATCH, CudaDriver, on_cpu
 from tests.gpu_workers.driving import Driver, greedy
+from tests.gpu_workers.rig import BLOCK_SIZE
 
 PROMPT = list(b"Where the bee sucks, there suck I")
 OTHERS = [list(b"in a cowslip's bell"), list(b"I lie"), list(b"there I couch when owls do cry")]

@@ -2,23 +2,40 @@
 
 import importlib
 import importlib.util
+from pathlib import Path
 
 import pytest
 
+from gpu_workers.cuda_kernels import SWITCHES
+from tests.gpu_workers.checkpoints import llama_gqa
 from tests.gpu_workers.cuda import faces
+from tests.gpu_workers.cuda.rig import CudaDriver
 
-
-@pytest.mark.skipif(
+needs_flashinfer = pytest.mark.skipif(
     importlib.util.find_spec("flashinfer") is None, reason="FlashInfer is not installed"
 )
-@pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the library's import
+
+
+@needs_flashinfer
 def test_the_faces_in_the_file_are_those_of_the_installed_library() -> None:
     library = importlib.import_module("flashinfer")
-    found = faces.faces_of(library)
     if library.__version__ == faces.stored()["version"]:
-        assert found == faces.stored()["faces"]
-    for name, ours in faces.stored()["faces"].items():  # another version takes at least as much
-        assert {parameter for parameter, *_ in ours} <= {p for p, *_ in found[name]}, name
+        assert faces.faces_of(library) == faces.stored()["faces"]
+
+
+@needs_flashinfer
+def test_the_installed_library_takes_every_call_that_we_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = importlib.import_module("flashinfer")
+    found = faces.faces_of(library)
+    monkeypatch.setenv(SWITCHES, "rope,append,silu,norm")
+    driver = CudaDriver(llama_gqa(tmp_path))
+    driver.generate(list(b"Come unto these yellow sands"), 3)
+    assert len({name for name, *_ in driver.flashinfer.shapes}) == len(found)
+    for name, num_given, named in driver.flashinfer.shapes:
+        faces.as_signature(found[name]).bind(*range(num_given), **dict.fromkeys(named))
 
 
 def test_a_call_that_the_library_does_not_take_is_refused() -> None:
