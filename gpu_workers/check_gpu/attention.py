@@ -33,9 +33,9 @@ HEADS = ((64, 8, 8), (64, 6, 2), (128, 8, 2), (128, 7, 1))
 TOLERANCE = {DType.BF16: 2e-2, DType.FP16: 3e-3, DType.FP32: 1e-4}
 
 
-def check_attention(backend: Backend) -> Found:
-    """Every shape; the largest error of each."""
-    errors = {f"{d}x{h}/{k}": _largest_error(backend, d, h, k) for d, h, k in HEADS}
+def check_attention(backend: Backend, heads: Sequence[tuple[int, int, int]] = HEADS) -> Found:
+    """Every shape (head_dim, heads, kv_heads); the largest error of each."""
+    errors = {f"{d}x{h}/{k}": _largest_error(backend, d, h, k) for d, h, k in heads}
     worst = max(errors.values())
     return Found(f"largest error {worst:.1e} over {len(errors)} shapes", {"errors": errors})
 

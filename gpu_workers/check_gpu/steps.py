@@ -6,6 +6,7 @@ the bandwidth of a plain copy.
 
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,19 @@ KV_BYTES = {True: 16 << 30, False: 32 << 20}
 COPY_BYTES = {True: 1 << 30, False: 64 << 20}
 
 
-def check_graphs(backend: Backend) -> Found:
+def check_graphs(
+    backend: Backend, batches: Sequence[int] = (1, 3, 8, 13), num_tokens: int = 24
+) -> Found:
     """Greedy tokens of batches that fill a captured size and of such that are padded to one."""
     with tempfile.TemporaryDirectory() as directory:
         write_config(Path(directory), TINY)
         eager, graphed = (
-            Driver(_executor(backend, directory, is_graphed=is_graphed, max_batch=16))
+            Driver(_executor(backend, directory, is_graphed=is_graphed, max_batch=max(batches)))
             for is_graphed in (False, True)
         )
-        for batch in (1, 3, 8, 13):
+        for batch in batches:
             asked = prompts(batch, 70)
-            expected, found = eager.greedy(asked, 24), graphed.greedy(asked, 24)
+            expected, found = eager.greedy(asked, num_tokens), graphed.greedy(asked, num_tokens)
             wrong = [i for i in range(batch) if expected[i] != found[i]]
             require(not wrong, f"of {batch} sequences, {wrong} go on otherwise when captured")
     what = "captured and eager" if backend.is_gpu else "no graphs on a CPU: two eager"

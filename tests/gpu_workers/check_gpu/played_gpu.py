@@ -1,0 +1,49 @@
+"""A GPU as `check-gpu` sees it, with a CUDA runtime, a device and a FlashInfer that are played."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_workers.check_gpu.cuda_backend import CudaBackend
+from gpu_workers.cuda_engine import Gpu
+from gpu_workers.cuda_exchange import CudaExchange
+from gpu_workers.cuda_memory import StepLimits
+from gpu_workers.cuda_routes import Gpu as Place
+from ipc.cuda_runtime import CudaRuntime
+from ipc.kv_cuda import DeviceMemory
+from ipc.kv_layout import RankLayout
+from tests.gpu_workers.cuda.fake_device import FakeDevice
+from tests.gpu_workers.cuda.fake_flashinfer import FakeFlashInfer
+from tests.gpu_workers.cuda_exchange.fake_cudart import FakeCudart
+
+ROOT = Path(__file__).parents[3]
+PLAYED = "tests.gpu_workers.check_gpu.played_exporter"
+EXPORTER = ("env", f"PYTHONPATH={ROOT}", sys.executable, "-P", "-m", PLAYED)
+
+
+def played_gpu(
+    *,
+    flashinfer: Callable[[FakeDevice], Any] = FakeFlashInfer,
+    skips_fences: bool = False,
+) -> CudaBackend:
+    """One GPU; each call is another process's view of it."""
+    device, library = FakeDevice(), FakeCudart()
+    memory = DeviceMemory(CudaRuntime(library))
+    library.skips_fences = skips_fences
+
+    def make(layout: RankLayout, label: str, **how: Any) -> CudaExchange:
+        return CudaExchange(
+            layout,
+            label,
+            memory,
+            Place(0, ("GPU-a",)),
+            device=torch.device("cpu"),
+            computing=lambda: 0,
+            **how,
+        )
+
+    gpu = Gpu(device, flashinfer(device), StepLimits(256, 16))
+    return CudaBackend(gpu, make, EXPORTER)

@@ -1,0 +1,129 @@
+"""The check fails where it must: keys and values swapped, a wrong stride, a missing fence."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_workers.check_gpu.attention import check_attention
+from gpu_workers.check_gpu.backend import CpuBackend
+from gpu_workers.check_gpu.outcome import CheckFailed
+from gpu_workers.check_gpu.pulls import check_pulls
+from gpu_workers.cpu_exchange import CpuExchange, Parts, copy_parts
+from gpu_workers.kernels import Kernels
+from gpu_workers.models.config import ModelConfig
+from ipc.kv_layout import RankLayout
+from tests.gpu_workers.check_gpu.played_gpu import played_gpu
+
+ONE = ((1, 1),)
+TWO = ((1, 1), (2, 1))
+HEADS = ((64, 6, 2),)
+
+
+def swapped(parts: Parts) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys where values belong."""
+    for source, target in parts:
+        yield source.flip(2), target
+
+
+def shifted(parts: Parts) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Every layer from the one beside it, as with a wrong distance of heads."""
+    for source, target in parts:
+        yield source.roll(1, 1), target
+
+
+class LateExchange(CpuExchange):
+    """Says that a pull has ended before it has begun to copy."""
+
+    def __init__(self, layout: RankLayout, label: str) -> None:
+        self._late: list[tuple[torch.Tensor, torch.Tensor]] = []
+        super().__init__(layout, label, copy=self._late.extend)
+
+    def unmap_instance(self, instance: str, epoch: int) -> None:
+        copy_parts(iter(self._late))
+        self._late.clear()
+        super().unmap_instance(instance, epoch)
+
+
+class Faulty(CpuBackend):
+    """The CPU with one fault."""
+
+    def __init__(self, make: Any = CpuExchange, alter: Any = None) -> None:
+        self._make, self._alter = make, alter
+
+    def exchange(self, layout: RankLayout, label: str, **how: Any) -> CpuExchange:
+        exchange: CpuExchange = self._make(layout, label)
+        return exchange
+
+    def kernels(self, config: ModelConfig, pool: torch.Tensor, max_context: int) -> Kernels:
+        kernels = super().kernels(config, pool, max_context)
+        return kernels if self._alter is None else self._alter(kernels, config, pool)
+
+
+def test_pulls_on_the_cpu_pass() -> None:
+    found = check_pulls(CpuBackend(), TWO)
+    assert found.detail.startswith("2 shapes into 3 kinds of ranks")
+
+
+@pytest.mark.parametrize("fault", [swapped, shifted])
+def test_pulls_that_copy_wrongly_fail(fault: Any) -> None:
+    def make(layout: RankLayout, label: str) -> CpuExchange:
+        return CpuExchange(layout, label, copy=lambda parts: copy_parts(fault(parts)))
+
+    with pytest.raises(CheckFailed, match="12 of 12 blocks pulled from 1 ranks differ"):
+        check_pulls(Faulty(make), ONE)
+
+
+def test_pulls_that_are_reported_too_early_fail() -> None:
+    with pytest.raises(CheckFailed, match="12 of 12 blocks pulled from 1 ranks differ"):
+        check_pulls(Faulty(LateExchange), ONE)
+
+
+def test_a_skipped_fence_on_a_gpu_fails() -> None:
+    with pytest.raises(CheckFailed, match="blocks pulled from 1 ranks differ"):
+        check_pulls(played_gpu(skips_fences=True), ONE)
+
+
+def test_pulls_that_write_elsewhere_too_fail() -> None:
+    class Sloppy(CpuExchange):
+        def begin(self, pull: Any) -> None:
+            super().begin(pull)
+            free = next(b for b in range(self.layout.num_blocks) if b not in pull.into)
+            self.pool[free] = 1.0
+
+    with pytest.raises(CheckFailed, match="blocks were written that nobody asked for"):
+        check_pulls(Faulty(Sloppy), ONE)
+
+
+class Swapping:
+    """Kernels that write keys where values belong."""
+
+    def __init__(self, kernels: Kernels, config: ModelConfig, pool: torch.Tensor) -> None:
+        self._kernels, self._width = kernels, pool.shape[1] * pool.shape[5]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
+
+    def append(self, layer: int, qkv: torch.Tensor) -> None:
+        keys, values = qkv[:, -2 * self._width : -self._width], qkv[:, -self._width :]
+        keys[:], values[:] = values.clone(), keys.clone()
+        self._kernels.append(layer, qkv)
+
+
+class OtherLayer(Swapping):
+    """Kernels that read a layer's keys from where the layer before has them."""
+
+    def append(self, layer: int, qkv: torch.Tensor) -> None:
+        self._kernels.append(0, qkv)
+
+
+def test_attention_on_the_cpu_passes() -> None:
+    found = check_attention(CpuBackend(), HEADS)
+    assert list(found.figures["errors"]) == ["64x6/2"]
+
+
+@pytest.mark.parametrize("fault", [Swapping, OtherLayer])
+def test_attention_with_keys_and_values_in_the_wrong_place_fails(fault: Any) -> None:
+    with pytest.raises(CheckFailed, match=r"with 6 heads of 64 on 2 KV heads are off by"):
+        check_attention(Faulty(alter=fault), HEADS)
