@@ -1,0 +1,165 @@
+"""What a worker computes with, as its configuration asks for it: pool, weights, the other ranks.
+
+On CPU and on a GPU alike; everything that differs is chosen here. Knows nothing of the daemon but
+that somebody wants to hear how far it is.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+
+from gpu_workers.collectives import Alone, Collectives
+from gpu_workers.cpu_exchange import CpuExchange
+from gpu_workers.cuda_attention import stored_head_dim
+from gpu_workers.cuda_engine import Gpu, explaining, open_gpu, reckon_pool, usable, wants_gpu
+from gpu_workers.cuda_exchange import exchange_on, gpu_of
+from gpu_workers.cuda_memory import MemoryPlan, StepLimits
+from gpu_workers.engine import TORCH_DTYPES, EngineSpec, build_executor, pool_layout
+from gpu_workers.executor import Executor
+from gpu_workers.gloo_collectives import GlooCollectives
+from gpu_workers.kv_exchange import OwnExchange
+from gpu_workers.models.config import ModelConfig, read_config
+from gpu_workers.nccl_collectives import NcclCollectives, StagedCollectives, join_gpus
+from gpu_workers.shm_collectives import sums_library
+from ipc.kv_layout import RankLayout
+from ipc.messages import Loading, WorkerConfig
+from ipc.sharding import Shard
+
+
+class WorkerEngine:
+    """Builds and owns them.
+
+    Args:
+        tell: called with what it is at.
+        open_gpu, exchange_on: the ways to a GPU and to a pool there.
+
+    Raises:
+        ModelError: the model is not one that can be served like that, or does not fit.
+        PoolUnavailable: no memory for the pool, or none that can be shared.
+        CudaUnavailable: no CUDA where a GPU is asked for.
+        CollectivesFailed: the other ranks did not come.
+    """
+
+    executor: Executor
+    exchange: OwnExchange
+    layout: RankLayout  # what the daemon and others may name of the pool
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        tell: Callable[[Loading], None],
+        *,
+        open_gpu: Callable[..., Gpu] = open_gpu,
+        exchange_on: Callable[..., OwnExchange] = exchange_on,
+    ) -> None:
+        self._config, self._tell = config, tell
+        self._others: GlooCollectives | NcclCollectives | StagedCollectives | None = None
+        self._undo = ExitStack()
+        self._model = read_config(config.model_dir)
+        self._shard = _shard(config, self._model)
+        with self._undo:
+            if wants_gpu(config.device_kind):
+                self._build_on_gpu(open_gpu, exchange_on)
+            else:
+                self.layout = self._pool_layout()
+                self.exchange = CpuExchange(self.layout, str(config.name))
+                self.executor = self._join(None)
+            self._undo = self._undo.pop_all()
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of hidden states, to the next stage."""
+        return self._others.sent_bytes if self._others else 0
+
+    def close(self) -> None:
+        """Leave the other ranks, and give back what is not the process' own."""
+        self._undo.close()
+
+    def _build_on_gpu(
+        self, open_gpu: Callable[..., Gpu], exchange_on: Callable[..., OwnExchange]
+    ) -> None:
+        config = self._config
+        # A prompt longer than L_m travels alone, so it may be as long as the context.
+        limits = StepLimits(max(config.prefill_tokens, config.max_context_tokens), config.max_batch)
+        gpu = open_gpu(config.device, config.dtype, limits, self._report_capture)
+        plan = reckon_pool(
+            gpu,
+            self._model,
+            self._shard,
+            config.dtype,
+            kv_bytes=config.kv_bytes,
+            utilization=config.gpu_memory_utilization,
+        )
+        with explaining(plan):
+            whole = self._pool_layout(plan)
+            self.layout = usable(whole)
+            self.exchange = exchange_on(gpu.device.torch_device, whole, str(config.name))
+            self.executor = self._join(gpu)
+
+    def _pool_layout(self, plan: MemoryPlan | None = None) -> RankLayout:
+        config = self._config
+        return pool_layout(
+            self._model,
+            dtype=config.dtype,
+            block_size=config.block_size,
+            kv_bytes=config.kv_bytes if plan is None else plan.kv_bytes,
+            shard=self._shard,
+            head_dim=None if plan is None else stored_head_dim(self._model.head_dim),
+        )
+
+    def _join(self, gpu: Gpu | None) -> Executor:
+        """Weights, kernels and the other ranks, around our pool."""
+        config = self._config
+        spec = EngineSpec(
+            model_dir=config.model_dir,
+            dtype=config.dtype,
+            load_format=config.load_format,
+            max_context_tokens=config.max_context_tokens,
+            num_token_ids=config.num_token_ids,
+            shard=self._shard,
+        )
+        return build_executor(
+            self._model,
+            spec,
+            self.exchange,
+            collectives=self._meet(gpu),
+            progress=self._report_weights,
+            gpu=gpu,
+        )
+
+    def _meet(self, gpu: Gpu | None) -> Collectives:
+        """Before weights are loaded: all ranks start together, but need not load equally fast."""
+        if self._config.parallelism.num_workers == 1:
+            return Alone()
+        others = self._join_cpus() if gpu is None else self._join_gpus(gpu)
+        self._others = self._undo.enter_context(closing(others))
+        return others
+
+    def _join_cpus(self) -> GlooCollectives:
+        return GlooCollectives(
+            self._config.rendezvous,
+            self._shard,
+            hidden_size=self._model.hidden_size,
+            dtype=TORCH_DTYPES[self._config.dtype],
+            library=sums_library(),
+        )
+
+    def _join_gpus(self, gpu: Gpu) -> NcclCollectives | StagedCollectives:
+        device = gpu.device.torch_device
+        return join_gpus(
+            self._config.rendezvous,
+            self._shard,
+            hidden_size=self._model.hidden_size,
+            dtype=TORCH_DTYPES[self._config.dtype],
+            device=device,
+            gpu_uuid=gpu_of(device).uuid,
+        )
+
+    def _report_weights(self, fraction: float) -> None:
+        self._tell(Loading("loading weights", fraction))
+
+    def _report_capture(self, fraction: float) -> None:
+        self._tell(Loading("capturing decode graphs", fraction))
+
+
+def _shard(config: WorkerConfig, model: ModelConfig) -> Shard:
+    return model.shard(config.parallelism, config.name.stage, config.name.tp_rank)
