@@ -87,8 +87,9 @@ def test_torch_stays_in_its_room() -> None:
     assert outside <= {"ipc/kv_cuda.py"}
 
 
-def test_transformers_is_for_set_up_only() -> None:
-    assert importers("transformers", "gguf") <= {"gpu_workers/gguf_convert.py"}
+def test_transformers_is_for_set_up_and_for_checks_only() -> None:
+    allowed = {"gpu_workers/gguf_convert.py", "gpu_workers/check_gpu/model.py"}
+    assert importers("transformers", "gguf") <= allowed
 
 
 def test_nothing_is_pickled() -> None:
