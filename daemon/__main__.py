@@ -225,6 +225,8 @@ def _serve_parser() -> argparse.ArgumentParser:
     option("dtype", "weights, activations and KV cache", choices=list(DType))
     option("device", "what workers compute on; auto: GPUs where there are any",
            choices=list(DeviceKind))  # fmt: skip
+    option("share-gpus", "more workers than GPUs: they take turns, or share by MPS; for "
+           "development and small deployments", action="store_true", default=None)  # fmt: skip
     option("gpu-memory-utilization", "share of its GPU's memory that a worker may take: what "
            "weights, steps and graphs leave of it is the KV pool, in place of kv-cache-gib",
            type=float)  # fmt: skip

@@ -115,6 +115,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 3
     quarantine_deaths: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
     device: DeviceKind = DeviceKind.AUTO
+    share_gpus: bool = False
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     threads_per_worker: Positive | None = None
     devices: tuple[str, ...] = ()

@@ -64,6 +64,7 @@ class WorkerConfigs:
             device=device,
             device_kind=config.device,
             gpu_memory_utilization=config.gpu_memory_utilization,
+            share_gpus=config.share_gpus,
             cpu_cores=cores,
             num_threads=num_threads,
             kv_bytes=config.kv_bytes(spec.role),
@@ -89,6 +90,7 @@ class WorkerConfigs:
             model_dir=str(self._config.model_dir.resolve()),
             device_kind=self._config.device,
             gpu_memory_utilization=self._config.gpu_memory_utilization,
+            share_gpus=self._config.share_gpus,
             cpu_cores=cores,
             num_threads=num_threads,
         )

@@ -31,7 +31,7 @@ from gpu_workers.scheduler import Scheduler
 from gpu_workers.worker_engine import WorkerEngine
 from ipc import channel
 from ipc.codec import WireError
-from ipc.cuda_runtime import CudaUnavailable
+from ipc.cuda_runtime import CudaError, CudaUnavailable
 from ipc.curve import CurveKeys
 from ipc.kv_shm import PoolUnavailable
 from ipc.messages import Broken, Hello, PeerUp, PoolDescriptor, Ready, WorkerConfig
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_BROKEN = 78
 EXIT_GROUP = 70
+EXIT_DEVICE = 74
 EXIT_LINK = 76
 GATHER_TIMEOUT_S = 60.0
 
@@ -71,8 +72,8 @@ class Worker:
         self._undo.callback(self._link.close)
 
     def run(self) -> int:
-        """Exit code: 0 after `Exit`, 78 when it can never start, 70 when its instance broke up,
-        76 when what comes from the daemon has a gap or is garbage."""
+        """Exit code: 0 after `Exit`, 78 when it can never start, 70 when its instance broke up, 74
+        when its device failed, 76 when what comes from the daemon has a gap or is garbage."""
         _set_up_cpu(self._config)
         self._link.send(Hello(self._config.name, os.getpid()))
         with self._undo:
@@ -84,6 +85,9 @@ class Worker:
             except (GroupBroken, CollectivesFailed) as error:
                 logger.error("%s ends with its instance: %s", self._config.name, error)
                 return EXIT_GROUP
+            except CudaError as error:
+                logger.error("%s ends: its device failed: %s", self._config.name, error)
+                return EXIT_DEVICE
             except WireError as error:
                 logger.error("%s ends: its link to the daemon broke: %s", self._config.name, error)
                 return EXIT_LINK
@@ -147,8 +151,9 @@ class Worker:
         about = PoolDescriptor(config.name, config.epoch)
         channel.send_descriptor(self._channel, about, exchange.descriptor)
         load_s = time.monotonic() - self._started_s
-        self._link.send(Ready(engine.layout, engine.executor.kernels_name, load_s))
-        if exchange.pool.device.type == "cpu":
+        kernels, is_on_gpu = engine.executor.kernels_name, engine.is_on_gpu
+        self._link.send(Ready(engine.layout, kernels, load_s, is_device_memory=is_on_gpu))
+        if not is_on_gpu:
             prefault(exchange.pool)
         with torch.inference_mode():
             yield

@@ -7,6 +7,8 @@ that somebody wants to hear how far it is.
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 
+import torch
+
 from gpu_workers.collectives import Alone, Collectives
 from gpu_workers.cpu_exchange import CpuExchange
 from gpu_workers.cuda_attention import stored_head_dim
@@ -66,6 +68,11 @@ class WorkerEngine:
             self._undo = self._undo.pop_all()
 
     @property
+    def is_on_gpu(self) -> bool:
+        """Whether the pool, and all else, is in a GPU's memory."""
+        return wants_gpu(self._config.device_kind)
+
+    @property
     def sent_bytes(self) -> int:
         """Of hidden states, to the next stage."""
         return self._others.sent_bytes if self._others else 0
@@ -80,7 +87,10 @@ class WorkerEngine:
         config = self._config
         # A prompt longer than L_m travels alone, so it may be as long as the context.
         limits = StepLimits(max(config.prefill_tokens, config.max_context_tokens), config.max_batch)
-        gpu = open_gpu(config.device, config.dtype, limits, self._report_capture)
+        index = config.device
+        if config.share_gpus:
+            index %= max(1, torch.cuda.device_count())
+        gpu = open_gpu(index, config.dtype, limits, self._report_capture)
         plan = reckon_pool(
             gpu,
             self._model,

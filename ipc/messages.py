@@ -57,6 +57,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: int = 0
     device_kind: DeviceKind = DeviceKind.AUTO
     gpu_memory_utilization: float | None = None
+    share_gpus: bool = False
     cpu_cores: tuple[int, ...] = ()
     num_threads: int = 1
     kv_bytes: int

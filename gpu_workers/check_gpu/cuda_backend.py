@@ -76,7 +76,7 @@ class CudaBackend:
         self._gpu.device.synchronize()
 
     def serve_flags(self) -> list[str]:
-        return ["--device", "cuda"]
+        return ["--device", "cuda", "--share-gpus"]
 
     def _eager(self, executor: Executor) -> Executor:
         """The same model without its graphs."""
