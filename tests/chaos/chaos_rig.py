@@ -13,10 +13,13 @@ from tests.chaos.memory_engine import MemoryExchange, MemoryExecutor
 from tests.gpu_workers.rig import BLOCK_SIZE, Rig
 
 TWO_IN_FLIGHT = Parallelism(1, 2)
+PIPELINED: dict[str, Any] = {"parallelism": TWO_IN_FLIGHT}
+AHEAD: dict[str, Any] = {"max_in_flight": TWO_IN_FLIGHT.pp}
 
 
 class ChaosRig(Rig):
-    """A seed decides whether the next step is launched first or the oldest one collected."""
+    """A seed decides whether the next step is launched first or the oldest one collected, and
+    whether the two under way are a pipeline's, or one sequence may be in both."""
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class ChaosRig(Rig):
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
             limits=BatchLimits(prefill_tokens=max_tokens, max_batch=max_batch),
-            parallelism=TWO_IN_FLIGHT,
+            **(AHEAD if seed % 2 else PIPELINED),
         )
         self._random = random.Random(seed * 1_000_003 + epoch)
         self._in_flight: deque[Any] = deque()

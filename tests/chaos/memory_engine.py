@@ -57,6 +57,7 @@ class _Sequence:
         self.start = start
         self.tokens = [*start.prompt, *start.output]
         self.computed = start.num_computed
+        self.num_unseen = 0  # tokens that steps under way draw
         self.blocks: list[int] = []
 
 
@@ -114,10 +115,11 @@ class MemoryExecutor:
     def _advance(self, name: int, num_new: int, draws: bool) -> _Row:
         sequence = self.table[name]
         first, sequence.computed = sequence.computed, sequence.computed + num_new
-        known = len(sequence.tokens)
+        known = len(sequence.tokens) + sequence.num_unseen
         assert sequence.computed <= known, "a token was computed before it was drawn"
         assert len(sequence.blocks) * self._block_size >= sequence.computed
         assert draws == (sequence.computed == known)
+        sequence.num_unseen += draws and len(sequence.start.choices) == 1
         return _Row(sequence, tuple(sequence.blocks), first, sequence.computed, draws)
 
     def _draw(self, row: _Row) -> RowResult:
@@ -132,6 +134,7 @@ class MemoryExecutor:
         )
         if len(tokens) == 1:
             sequence.tokens.append(tokens[0])
+            sequence.num_unseen -= 1
         return RowResult(start.sequence, tokens, tuple(TokenLogprobs(t, -1.0) for t in tokens))
 
     def _read(self, row: _Row) -> list[int | None]:
