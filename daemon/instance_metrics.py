@@ -66,7 +66,7 @@ class InstanceMetrics:
 
     def forget(self, instance: str) -> None:
         """It was removed: nobody is to wait for it in a graph."""
-        for family in (self._up, self._progress_age, self._blocks, self._own):
+        for family in (self._up, self._progress_age, self._blocks, self._own, self._paths):
             family.remove_by_labels({"instance": instance})
 
     def reported(self, instance: Instance, stats: Stats) -> None:
@@ -78,6 +78,7 @@ class InstanceMetrics:
                 )
         for count in _OWN_COUNTS:
             self._own.labels(instance.name, count).set(getattr(stats, count))
+        self._show_path(instance, stats.pull_path)
         self._count_prefills(instance, stats)
 
     def decode_step(self, num_tokens: int) -> None:
@@ -100,6 +101,13 @@ class InstanceMetrics:
     def restarted(self, instance: str) -> None:
         self._restarts.labels(instance).inc()
 
+    def _show_path(self, instance: Instance, path: str) -> None:
+        before = instance.stats.pull_path
+        if before and before != path:
+            self._paths.labels(instance.name, before).set(0)
+        if path:
+            self._paths.labels(instance.name, path).set(1)
+
     def _count_prefills(self, instance: Instance, stats: Stats) -> None:
         num_steps = stats.prefill_steps - instance.stats.prefill_steps
         num_tokens = stats.prefill_tokens - instance.stats.prefill_tokens
@@ -118,6 +126,12 @@ class InstanceMetrics:
             "distserve_instance",
             "An instance's own counts since it started",
             ["instance", "count"],
+        )
+        self._paths = families.gauge(
+            "distserve_kv_pull_path",
+            "1 for the slowest way by which an instance reads prompts' KV blocks: memory (CPU), "
+            "local (the same GPU), peer (GPU to GPU) or host (through the host's memory: slow)",
+            ["instance", "path"],
         )
         self._up = families.gauge(
             "distserve_instance_up",

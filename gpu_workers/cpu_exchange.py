@@ -74,6 +74,10 @@ class CpuExchange:
     def pool(self) -> torch.Tensor:
         return self._pool
 
+    @property
+    def pull_path(self) -> str:
+        return "memory" if self._peers else ""
+
     def map_peer(self, worker: WorkerName, epoch: int, layout: RankLayout, descriptor: int) -> None:
         check_same_blocks(self.layout, layout)
         mapping = kv_shm.map_pool(descriptor, layout.pool_bytes)

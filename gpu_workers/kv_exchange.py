@@ -59,6 +59,11 @@ class OwnExchange(KVExchange, Protocol):
         """Of the pool, or of how to open it; the daemon forwards it to importers."""
         ...
 
+    @property
+    def pull_path(self) -> str:
+        """The slowest way by which peers' pools are read; empty without peers."""
+        ...
+
 
 class UnknownPeer(Exception):
     """A pull or a mapping that this exchange has no way to carry out."""

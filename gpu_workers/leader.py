@@ -105,6 +105,7 @@ class Leader:
         is_done: whether `collect` would return at once; whoever makes it false must also end
             the link's `receive` when it turns true.
         hidden_bytes: what this rank has sent to the next stage so far.
+        pull_path: how this rank reads peers' pools.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Leader:
         max_in_flight: int = 1,
         is_done: Callable[[Any], bool] = lambda launched: True,
         hidden_bytes: Callable[[], int] = lambda: 0,
+        pull_path: Callable[[], str] = lambda: "",
     ) -> None:
         self._link = link
         self._scheduler = scheduler
@@ -127,6 +129,7 @@ class Leader:
         self._max_in_flight = max_in_flight
         self._is_done = is_done
         self._hidden_bytes = hidden_bytes
+        self._pull_path = pull_path
         self._in_flight: deque[_InFlight] = deque()
         self._is_exiting = False
         self._control = _Stopwatch()
@@ -308,4 +311,5 @@ class Leader:
             beat=self._beat,
             busy_until_s=self._busy_until_s,
             pull_since_s=min(self._pulls_since_s.values(), default=None),
+            pull_path=self._pull_path(),
         )

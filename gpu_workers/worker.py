@@ -122,6 +122,7 @@ class Worker:
                 max_in_flight=parallelism.pp,
                 is_done=group.is_done,
                 hidden_bytes=lambda: engine.sent_bytes,
+                pull_path=lambda: engine.exchange.pull_path,
             ).run()
         bus.dismiss()
 
@@ -177,6 +178,7 @@ class Worker:
             engine.exchange,
             self._mapping_into(engine.exchange),
             max_in_flight=engine.executor.max_in_flight,
+            pull_path=lambda: engine.exchange.pull_path,
         )
 
     def _scheduler(self, engine: WorkerEngine) -> Scheduler:

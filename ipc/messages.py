@@ -292,7 +292,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     `beat` is the newest `Audit` that was heard. While a long step is under way, `busy_until_s` is
     when it should have ended at the latest; a leader says so before it begins one, since it hears
-    nothing during it. `pull_since_s` is when the oldest pull under way began.
+    nothing during it. `pull_since_s` is when the oldest pull under way began; `pull_path` is the
+    slowest way by which this rank reads peers' pools.
     """
 
     num_steps: int = 0
@@ -317,6 +318,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     beat: int = 0
     busy_until_s: float | None = None
     pull_since_s: float | None = None
+    pull_path: str = ""
 
 
 Event = (

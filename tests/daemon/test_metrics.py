@@ -68,6 +68,18 @@ def test_blocks_are_told_by_stage_and_a_dead_instance_holds_none() -> None:
     assert set(samples(metrics, "distserve_instance_up").values()) == {0}
 
 
+def test_the_way_by_which_blocks_are_pulled_is_told_and_changes_C14() -> None:
+    metrics = Metrics("tiny")
+    decode = instance("decode-0", Role.DECODE)
+    metrics.observed(decode, Stats())
+    assert samples(metrics, "distserve_kv_pull_path") == {}
+    for path in ("peer", "host"):
+        metrics.observed(decode, Stats(pull_path=path))
+        decode.stats = Stats(pull_path=path)
+    told = [s for s in all_samples(text_of(metrics)) if s.name == "distserve_kv_pull_path"]
+    assert {s.labels["path"]: s.value for s in told} == {"peer": 0, "host": 1}
+
+
 def test_an_instance_that_is_up_tells_its_shape() -> None:
     metrics = Metrics("tiny")
     metrics.instance_up(spec_of("decode-0", Role.DECODE, 2, 3), "torch")

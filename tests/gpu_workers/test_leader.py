@@ -156,3 +156,11 @@ def test_that_it_has_let_go_of_a_pool_is_said_once_it_is_closed() -> None:
     link = lead(rig, [PEER_UP, PeerDown("there", 5)])
     assert of_type(link, Released) == [Released("there", 5)]
     assert not rig.exchange.knows("there", 5)
+
+
+def test_the_way_that_pulls_take_is_in_the_books_C14() -> None:
+    link, rig = ScriptedLink([]), Rig(Role.DECODE)
+    rest = (rig.scheduler, rig.executor, rig.exchange, lambda peer: None)
+    Leader(link, *rest, pull_path=lambda: "peer").run()
+    books = [event for event in link.events if isinstance(event, Stats)]
+    assert {one.pull_path for one in books} == {"peer"}

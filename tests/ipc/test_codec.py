@@ -78,7 +78,7 @@ EVENTS: list[Event] = [
     Released("prefill-0", 5),
     Alive(3),
     Stats(
-        **dict.fromkeys(Stats.__struct_fields__, 1),  # type: ignore[arg-type]
+        **{**dict.fromkeys(Stats.__struct_fields__, 1), "pull_path": "peer"},  # type: ignore[arg-type]
     ),
 ]
 
