@@ -10,8 +10,19 @@ import pytest
 from gpu_workers.batching import BatchLimits
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
-from ipc.messages import Abort, Event, Gone, MixedPolicy, Preempted, Prefill, Prefilled, Tokens
-from ipc.vocabulary import FinishReason, PrefillPolicy, Role
+from ipc.messages import (
+    Abort,
+    Decode,
+    Event,
+    Gone,
+    MixedPolicy,
+    Preempted,
+    Prefill,
+    Prefilled,
+    SequenceStart,
+    Tokens,
+)
+from ipc.vocabulary import FinishReason, KVHandle, PrefillPolicy, Role
 from tests.gpu_workers.rig import BLOCK_SIZE, Rig, prefill
 from tests.gpu_workers.scripted_engine import scripted_token
 
@@ -159,14 +170,21 @@ def test_who_looks_at_its_own_tokens_waits_for_each(changes: dict[str, float]) -
 
 def test_a_choice_that_comes_back_does_not_get_its_former_selfs_tokens() -> None:
     rig = Ahead()
-    begun(rig, prefill(1, 6, max_tokens=8))
+    command = prefill(1, 6, max_tokens=8)
+    begun(rig, command)
     rig.launch()
     rig.launch()
     rig.tell(Abort(1, (1000,)))
-    again = prefill(1, 6, max_tokens=8, output=tuple(expected(prefill(1, 6), 0, 4)))
-    rig.tell(again)
+    rig.know("prefill-0", 1)
+    output = tuple(expected(command, 0, 4))
+    handle = KVHandle("prefill-0", 1, 7, (0, 1, 2), 9)
+    starts = (SequenceStart(1000, 0, output),)
+    rig.tell(Decode(7, 7, handle, starts, command.prompt, command.sampling))
+    rig.launch()
+    for pull in rig.exchange.finished():  # it is back while its former self is under way
+        rig.scheduler.pulled(pull)
     rig.finish()
-    assert rig.decoded()[1000] == expected(again, 5, 8)
+    assert rig.decoded()[1000] == expected(command, 4, 8)
     assert rig.is_all_free
 
 

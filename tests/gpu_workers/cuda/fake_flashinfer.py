@@ -74,6 +74,7 @@ class FakeFlashInfer:
         if not isinstance(out, torch.Tensor):
             return product.to(gate.dtype)
         out.copy_(product)
+        self.device.watch(out)
         return out
 
     def rmsnorm(self, *given: Any, **named: Any) -> torch.Tensor:
@@ -151,7 +152,7 @@ class _Wrapper:
             own_keys, own_values = (_flat(cache[pages], total) for cache in (keys, values))
             mixed = _attention(q[start:stop], own_keys, own_values, plan["sm_scale"], is_causal)
             out[start:stop] = mixed.to(out.dtype)
-        self.device.watch(*self.pages)
+        self.device.watch(out, *self.pages)
 
 
 class _Decode(_Wrapper):

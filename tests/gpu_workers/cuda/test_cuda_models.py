@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gpu_workers.cuda_kernels import SWITCHES
 from gpu_workers.errors import ModelError
@@ -62,6 +63,19 @@ def test_a_prompt_whole_or_in_chunks_and_its_decode_draw_what_a_cpu_draws(model_
         assert gpu.generate(PROMPT, 10, chunk=BLOCK_SIZE) == expected
         assert gpu.generate(PROMPT, 10, chunk=7) == expected
         assert gpu.device.num_replays > 0
+
+
+def test_the_pool_holds_what_a_cpus_holds_with_heads_padded_by_zeros(model_dir: Path) -> None:
+    """Keys before values, head before token: what other workers pull is laid out alike."""
+    with both(model_dir) as (cpu, gpu):
+        pools = []
+        for driver in (cpu, gpu):
+            sequence = driver.add(PROMPT, greedy())
+            driver.prefill(sequence, len(PROMPT), chunk=13)
+            pools.append(driver.pool.pool[driver.blocks[sequence][:-1]].float())
+        width = gpu.config.head_dim
+        assert torch.allclose(pools[1][..., :width], pools[0], atol=0.05)
+        assert not pools[1][..., width:].any()
 
 
 def mixed(driver: Driver) -> list[list[int]]:
