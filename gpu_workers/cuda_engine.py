@@ -5,6 +5,7 @@ worker that computes on CPU.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 from gpu_workers.cuda_attention import load_flashinfer, stored_head_dim
 from gpu_workers.cuda_device import CudaDevice, Device
 from gpu_workers.cuda_graphs import DecodeGraphs
-from gpu_workers.cuda_kernels import CudaKernels, Switches
+from gpu_workers.cuda_kernels import CudaKernels
 from gpu_workers.cuda_memory import (
     MemoryPlan,
     StepLimits,
@@ -25,6 +26,7 @@ from gpu_workers.cuda_memory import (
     pool_bytes,
 )
 from gpu_workers.cuda_runner import MAX_IN_FLIGHT, CudaRunner
+from gpu_workers.cuda_switches import Switches
 from gpu_workers.cuda_weights import DeviceWeights
 from gpu_workers.errors import ModelError
 from gpu_workers.kernels import Geometry
@@ -85,8 +87,10 @@ def reckon_pool(
     *,
     kv_bytes: int,
     utilization: float | None,
+    has_weights: bool = False,
 ) -> MemoryPlan:
-    """How large this worker's KV pool is to be, once all else is known to fit beside it.
+    """How large this worker's KV pool is to be, once all else is known to fit beside it; all but
+    the weights, where those are on the GPU already.
 
     Under a utilisation all ranks of an instance reckon with the one that needs the most, so that
     they come to the same number on equal GPUs.
@@ -107,6 +111,8 @@ def reckon_pool(
             key=lambda needs: needs.total,
         )
         kv_bytes = pool_bytes(most, total_bytes, utilization)
+    if has_weights:
+        ours = msgspec.structs.replace(ours, weights=0)
     check_free(ours, kv_bytes, free_bytes, total_bytes)
     plan = MemoryPlan(ours, kv_bytes, total_bytes)
     logger.info("of the GPU's memory: %s", plan)
@@ -137,7 +143,11 @@ def can_graph(parallelism: Parallelism) -> bool:
 def cuda_kernels(pool: torch.Tensor, geometry: Geometry, gpu: Gpu) -> CudaKernels:
     """Kernels over a pool on that GPU. Raises ModelError: DISTSERVE_FLASHINFER is wrong."""
     switches = Switches.from_environment()
-    return CudaKernels(pool, geometry, gpu.device, gpu.flashinfer, switches)
+    kernels = CudaKernels(pool, geometry, gpu.device, gpu.flashinfer, switches)
+    started_s = time.monotonic()
+    kernels.warm_up()
+    logger.info("%s kernels are there after %.1f s", kernels.name, time.monotonic() - started_s)
+    return kernels
 
 
 def on_device(weights: WeightSource, config: ModelConfig, gpu: Gpu) -> DeviceWeights:

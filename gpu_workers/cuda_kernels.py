@@ -5,10 +5,9 @@ launches, norms are torch's; each can be switched to the other (DISTSERVE_FLASHI
 constructor), so that both can be measured and torch is always there to fall back on.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,47 +18,15 @@ from gpu_workers.batch import Batch
 from gpu_workers.cuda_attention import WORKSPACE_BYTES, AttentionShape, PagedAttention
 from gpu_workers.cuda_device import Device, send
 from gpu_workers.cuda_linear import CudaLinear
-from gpu_workers.cuda_step import HostStep, host_step
-from gpu_workers.errors import ModelError
+from gpu_workers.cuda_step import HostStep, host_step, padding_only
+from gpu_workers.cuda_switches import Switches
 from gpu_workers.kernels import Geometry, Linear, Norm
 from gpu_workers.models.config import Activation
 from gpu_workers.scratch import Scratch
 
-SWITCHES = "DISTSERVE_FLASHINFER"
 WIDE_PER_ROW = 4  # of a decode step: token id, position, block, offset
 NARROW_PER_ROW = 4  # owner, position, indptr (and one more), last page's length
 ROPE_VECTOR = 8  # 16-bit elements that FlashInfer rotates at once: halves are whole vectors
-
-
-@dataclass(frozen=True, slots=True)
-class Switches:
-    """Which passes beside attention are FlashInfer's; the others are torch's.
-
-    FlashInfer's norms cannot be compiled without cublasLt's headers, which not every CUDA toolkit
-    has; torch's are one kernel, too.
-    """
-
-    rope: bool = True
-    append: bool = True
-    silu: bool = True
-    norm: bool = False
-
-    @classmethod
-    def from_environment(cls) -> "Switches":
-        """As DISTSERVE_FLASHINFER lists them, such as `rope,append`; the defaults without it.
-
-        Raises:
-            ModelError: an unknown name.
-        """
-        text = os.environ.get(SWITCHES)
-        if text is None:
-            return cls()
-        names = {name.strip() for name in text.split(",") if name.strip()}
-        known = {field.name for field in fields(cls)}
-        if names - known:
-            wrong, right = ", ".join(sorted(names - known)), ", ".join(sorted(known))
-            raise ModelError(f"{SWITCHES} names {wrong}; there are {right}")
-        return cls(**{name: name in names for name in known})
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +113,24 @@ class CudaKernels:
     @property
     def name(self) -> str:
         return f"flashinfer-{self._flashinfer.__version__}"
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run every kernel of the library's once, so that none is compiled while it is waited
+        for: the first time on a machine that takes minutes."""
+        device = self.device.torch_device
+        attention, scratch = self._turns[0]
+        step = self._place(padding_only(1, self.spare_block), attention, scratch, None)
+        width = (self._num_heads + 2 * self._kv_heads) * self._head_dim
+        qkv = torch.zeros(1, width, dtype=self.dtype, device=device)
+        with self.on(step):
+            self.append(0, qkv)
+            self.attention(0, qkv)
+            self.silu_mul(qkv)
+        if self._switches.norm:
+            norm = Norm(torch.ones(width, dtype=self.dtype, device=device), 1e-6)
+            self.add_rms_norm(self.rms_norm(qkv, norm), qkv, norm)
+        self.device.synchronize()
 
     def pack(
         self,

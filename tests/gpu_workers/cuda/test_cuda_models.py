@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_workers.cuda_kernels import SWITCHES
+from gpu_workers.cuda_switches import SWITCHES
 from gpu_workers.errors import ModelError
 from ipc.vocabulary import DType
 from tests.gpu_workers.checkpoints import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_workers.cuda_kernels import SWITCHES
+from gpu_workers.cuda_switches import SWITCHES
 from tests.gpu_workers.checkpoints import llama_gqa
 from tests.gpu_workers.cuda import faces
 from tests.gpu_workers.cuda.rig import CudaDriver
