@@ -3,6 +3,7 @@
 worker         one worker process; started by the daemon, not by people
 profile        measure step times and L_m into a table (`distserve profile`)
 profile-rank   one of several workers that are profiled together; started by `profile`
+weight-holder  holds weights that workers of one GPU share; started by a worker
 check-gpu      prove a device, stage by stage (`distserve check-gpu`)
 check-gpu-exporter   the other process of its pulls; started by `check-gpu`
 convert-gguf   turn a GGUF file into a Hugging Face directory (`distserve models fetch`)
@@ -20,6 +21,7 @@ COMMANDS = {
     "profile-rank": "gpu_workers.profiling.ranks",
     "check-gpu": "gpu_workers.check_gpu.command",
     "check-gpu-exporter": "gpu_workers.check_gpu.exporter_process",
+    "weight-holder": "gpu_workers.weight_holder",
     "convert-gguf": "gpu_workers.gguf_convert",
     "cuda-build": "gpu_workers.cuda_build",
 }

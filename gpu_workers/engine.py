@@ -102,6 +102,7 @@ def build_executor(
     collectives: Collectives | None = None,
     progress: Callable[[float], None] = lambda fraction: None,
     gpu: Gpu | None = None,
+    weights: WeightSource | None = None,
 ) -> Executor:
     """Load the weights and join them with the exchange's pool.
 
@@ -112,6 +113,7 @@ def build_executor(
         progress: called with the fraction of the weights that are loaded.
         gpu: where to compute, if not on CPU. The last block of the pool is not to be handed out
             then: rows of padding use it.
+        weights: those that are on the device already, for this shard.
 
     Raises:
         ModelError: the weights are not the model's, or the context is longer than it can be.
@@ -123,9 +125,10 @@ def build_executor(
         )
     shard, collectives = spec.shard_of(config), collectives or Alone()
     kernels = build_kernels(config, exchange.pool, spec.max_context_tokens, shard, gpu)
-    weights = open_weights(config, spec, progress)
-    if gpu is not None:
-        weights = on_device(weights, config, gpu)
+    if weights is None:
+        weights = open_weights(config, spec, progress)
+        if gpu is not None:
+            weights = on_device(weights, config, gpu)
     with torch.inference_mode():
         model = build_model(Loader(config, kernels, weights, shard, collectives), kernels)
     logger.info("%s loaded as %s on %s kernels", config.name, spec.dtype, kernels.name)

@@ -4,8 +4,11 @@ On CPU and on a GPU alike; everything that differs is chosen here. Knows nothing
 that somebody wants to hear how far it is.
 """
 
+import logging
+import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import torch
 
@@ -22,9 +25,14 @@ from gpu_workers.kv_exchange import OwnExchange
 from gpu_workers.models.config import ModelConfig, read_config
 from gpu_workers.nccl_collectives import NcclCollectives, StagedCollectives, join_gpus
 from gpu_workers.shm_collectives import sums_library
+from gpu_workers.weight_holder import HolderFailed, Order, held_weights
+from gpu_workers.weights import WeightSource
 from ipc.kv_layout import RankLayout
+from ipc.kv_shm import PoolUnavailable
 from ipc.messages import Loading, WorkerConfig
 from ipc.sharding import Shard
+
+logger = logging.getLogger(__name__)
 
 
 class WorkerEngine:
@@ -91,6 +99,7 @@ class WorkerEngine:
         if config.share_gpus:
             index %= max(1, torch.cuda.device_count())
         gpu = open_gpu(index, config.dtype, limits, self._report_capture)
+        weights = self._held_weights(gpu) if config.share_gpus else None
         plan = reckon_pool(
             gpu,
             self._model,
@@ -98,12 +107,13 @@ class WorkerEngine:
             config.dtype,
             kv_bytes=config.kv_bytes,
             utilization=config.gpu_memory_utilization,
+            has_weights=weights is not None,
         )
         with explaining(plan):
             whole = self._pool_layout(plan)
             self.layout = usable(whole)
             self.exchange = exchange_on(gpu.device.torch_device, whole, str(config.name))
-            self.executor = self._join(gpu)
+            self.executor = self._join(gpu, weights)
 
     def _pool_layout(self, plan: MemoryPlan | None = None) -> RankLayout:
         config = self._config
@@ -116,10 +126,10 @@ class WorkerEngine:
             head_dim=None if plan is None else stored_head_dim(self._model.head_dim),
         )
 
-    def _join(self, gpu: Gpu | None) -> Executor:
-        """Weights, kernels and the other ranks, around our pool."""
+    @property
+    def _spec(self) -> EngineSpec:
         config = self._config
-        spec = EngineSpec(
+        return EngineSpec(
             model_dir=config.model_dir,
             dtype=config.dtype,
             load_format=config.load_format,
@@ -127,13 +137,27 @@ class WorkerEngine:
             num_token_ids=config.num_token_ids,
             shard=self._shard,
         )
+
+    def _held_weights(self, gpu: Gpu) -> WeightSource | None:
+        """Those that all workers on our GPU share; None where they cannot be had."""
+        run_dir = Path(self._config.endpoint.removeprefix("ipc://")).parent
+        order = Order(self._spec, str(gpu.device.torch_device))
+        try:
+            return held_weights(order, run_dir, daemon=os.getppid())
+        except (HolderFailed, PoolUnavailable) as error:
+            logger.warning("weights are loaded for this worker alone: %s", error)
+            return None
+
+    def _join(self, gpu: Gpu | None, weights: WeightSource | None = None) -> Executor:
+        """Weights, kernels and the other ranks, around our pool."""
         return build_executor(
             self._model,
-            spec,
+            self._spec,
             self.exchange,
             collectives=self._meet(gpu),
             progress=self._report_weights,
             gpu=gpu,
+            weights=weights,
         )
 
     def _meet(self, gpu: Gpu | None) -> Collectives:

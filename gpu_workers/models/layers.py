@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from gpu_workers.batch import Batch
 from gpu_workers.collectives import Collectives
+from gpu_workers.held_weights import stacked
 from gpu_workers.kernels import Kernels, Linear, Norm
 from gpu_workers.models.config import Activation, ModelConfig
 from gpu_workers.weights import Cut, WeightSource
@@ -158,7 +159,7 @@ class Loader:
 
     def _stacked(self, parts: Mapping[str, Span], what: str) -> torch.Tensor:
         taken = [self._weights.take(f"{name}.{what}", Cut(0, span)) for name, span in parts.items()]
-        return taken[0] if len(taken) == 1 else torch.cat(taken)
+        return stacked(taken)
 
     def _rows(self, name: str, span: Span, *, bias: bool) -> Linear:
         """A partial sum; the bias is in that of tp rank 0 alone."""
