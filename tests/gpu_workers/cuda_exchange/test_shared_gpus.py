@@ -1,16 +1,33 @@
 """Which GPU a worker takes: its own, or one of too few where that is allowed."""
 
+import logging
+import os
+import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from gpu_workers import worker_engine
+from gpu_workers.check_gpu.driver import Driver
 from gpu_workers.cuda_engine import Gpu
+from gpu_workers.cuda_exchange import CudaExchange
+from gpu_workers.cuda_memory import StepLimits
+from gpu_workers.cuda_routes import Gpu as Place
 from gpu_workers.errors import ModelError
+from gpu_workers.weight_holder import HolderFailed
 from gpu_workers.worker_engine import WorkerEngine
-from ipc.messages import DeviceKind, WorkerConfig
-from ipc.vocabulary import DType, Parallelism, Role, WorkerName
+from ipc.cuda_runtime import CudaRuntime
+from ipc.kv_cuda import DeviceMemory
+from ipc.kv_layout import RankLayout
+from ipc.messages import WorkerConfig
+from ipc.vocabulary import DeviceKind, DType, Parallelism, Role, WorkerName
 from tests.gpu_workers.checkpoints import llama_gqa
+from tests.gpu_workers.cuda.fake_device import FakeDevice
+from tests.gpu_workers.cuda.fake_flashinfer import FakeFlashInfer
+from tests.gpu_workers.cuda_exchange.fake_cudart import FakeCudart
+from tests.gpu_workers.cuda_exchange.test_weight_holder import holders
 
 
 def config(model_dir: Path, *, shares: bool) -> WorkerConfig:
@@ -49,3 +66,50 @@ def test_workers_take_turns_on_too_few_gpus_only_where_that_is_allowed(
             config(llama_gqa(tmp_path), shares=shares), lambda event: None, open_gpu=open_gpu
         )
     assert opened == [expected]
+
+
+def engine(model_dir: Path, run_dir: Path, device: FakeDevice) -> WorkerEngine:
+    """A worker's engine on a played GPU."""
+    memory = DeviceMemory(CudaRuntime(FakeCudart()))
+
+    def exchange_on(where: torch.device, layout: RankLayout, label: str) -> CudaExchange:
+        place = Place(0, ("GPU-a",))
+        return CudaExchange(layout, label, memory, place, device=where, computing=lambda: 0)
+
+    def open_gpu(index: int, dtype: DType, limits: StepLimits, *_: object) -> Gpu:
+        return Gpu(device, FakeFlashInfer(device), limits)
+
+    asked = config(model_dir, shares=True)
+    asked = msgspec.structs.replace(asked, endpoint=f"ipc://{run_dir}/workers")
+    return WorkerEngine(asked, lambda event: None, open_gpu=open_gpu, exchange_on=exchange_on)
+
+
+def test_workers_that_share_a_gpu_pay_for_one_copy_of_the_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model_dir = llama_gqa(tmp_path / "model")
+    try:
+        engines = [engine(model_dir, tmp_path, FakeDevice()) for _ in range(2)]
+        (holder,) = holders(tmp_path)
+        prompts = [[1, 2, 3], [7] * 20]
+        alone, shared = (Driver(one.executor).greedy(prompts, 4) for one in engines)
+        assert alone == shared
+        reckoned = [m for m in caplog.messages if m.startswith("of the GPU's memory")]
+        assert len(reckoned) == 2
+        assert not any("weights" in message for message in reckoned)
+    finally:
+        for holder in holders(tmp_path):
+            os.kill(holder, signal.SIGKILL)
+
+
+def test_where_no_holder_comes_up_a_worker_loads_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise HolderFailed("the holder of the weights ended with 1")
+
+    monkeypatch.setattr(worker_engine, "held_weights", refuse)
+    one = engine(llama_gqa(tmp_path / "model"), tmp_path, FakeDevice())
+    assert len(Driver(one.executor).greedy([[1, 2, 3]], 2)[0]) == 2
+    assert "weights are loaded for this worker alone" in caplog.text
