@@ -205,7 +205,8 @@ class DeviceSampler:
         (top_p,) = (c[:, None] for c in self._numbers([[d.sampling.top_p for d in draws]]))
         passing = ranked.exp().masked_fill_(ranked < edges, 0.0)
         mass = passing.cumsum(dim=-1, dtype=torch.float64)
-        last_passing = (ranked >= edges).sum(dim=-1, keepdim=True) - 1
+        # Of a model that overflowed nothing passes; an index below 0 would end the process.
+        last_passing = ((ranked >= edges).sum(dim=-1, keepdim=True) - 1).clamp_(min=0)
         index = torch.searchsorted(mass, top_p * mass[:, -1:]).minimum(last_passing)
         nucleus = ranked.gather(1, index)
         return torch.where(top_p < 1.0, edges.maximum(nucleus), edges)

@@ -11,9 +11,11 @@ from gpu_workers.cuda_attention import PagedAttention
 from gpu_workers.cuda_device import send
 from gpu_workers.cuda_kernels import CudaKernels
 from gpu_workers.cuda_runner import CudaRunner
+from gpu_workers.cuda_switches import SWITCHES
 from tests.gpu_workers.checkpoints import NUM_TOKEN_IDS, llama_gqa
 from tests.gpu_workers.cuda.fake_device import FakeDevice, FakeEvent, UsedTooEarly
 from tests.gpu_workers.cuda.fake_flashinfer import FakeFlashInfer
+from tests.gpu_workers.cuda.no_reading import NoReading
 from tests.gpu_workers.cuda.rig import CudaDriver, on_cpu
 from tests.gpu_workers.driving import greedy
 
@@ -164,6 +166,22 @@ def test_a_graph_on_other_memory_than_it_was_captured_on_is_seen(model_dir: Path
     driver.executor.kernels._rope = driver.executor.kernels._rope.clone()
     with pytest.raises(UsedTooEarly, match="other memory"):
         driver.step((sequence, 1, True))
+
+
+def test_a_launched_step_reads_nothing_from_the_device(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the library's own calls, whose fakes do read."""
+    monkeypatch.setenv(SWITCHES, "")
+    driver = CudaDriver(model_dir, num_token_ids=NUM_TOKEN_IDS, max_batch=1)
+    monkeypatch.setattr(PagedAttention, "plan", lambda *_: None)
+    monkeypatch.setattr(PagedAttention, "run", lambda *_: None)
+    kinds = [greedy(logprobs=1), greedy(temperature=0.9, top_p=0.8, top_k=9, min_p=0.01)]
+    sequences = [driver.add(PROMPT, kind, prompt_logprobs=1) for kind in kinds]
+    with NoReading():
+        steps = [driver.launch(*((s, len(PROMPT), True) for s in sequences))]
+        steps += [driver.launch(*((s, 1, True) for s in sequences)) for _ in range(2)]
+    assert [len(driver.collect(step)) for step in steps] == [2, 2, 2]
 
 
 def test_several_arrays_go_over_in_one_copy() -> None:
