@@ -141,7 +141,7 @@ def test_a_token_that_was_drawn_behind_the_end_is_dropped() -> None:
     assert rig.is_all_free
 
 
-def test_blocks_of_a_sequence_that_ended_wait_for_its_step_under_way() -> None:
+def test_blocks_of_a_sequence_that_ended_wait_for_its_step_under_way_A6() -> None:
     rig = Ahead()
     begun(rig, prefill(1, 6, max_tokens=8))
     rig.launch()
