@@ -16,6 +16,7 @@ HANDLE_BYTES = 64
 
 SUCCESS = 0
 NOT_READY = 600
+_DEFAULT_STREAM = 0
 _NON_BLOCKING = 1
 _NO_TIMING = 2
 _PORTABLE = 1
@@ -166,9 +167,11 @@ class CudaRuntime:
         return bool(self._number("cudaDeviceCanAccessPeer", device, peer))
 
     def allocate(self, num_bytes: int) -> int:
-        """Zeroed memory of the current device."""
+        """Zeroed memory of the current device. No stream of ours waits for the default one, on
+        which it is zeroed: so we do."""
         address = self._made("cudaMalloc", num_bytes)
         self._call("cudaMemset", address, 0, num_bytes)
+        self.synchronize(_DEFAULT_STREAM)
         return address
 
     def free(self, address: int) -> None:

@@ -139,7 +139,7 @@ class FakeCudart:
 
     def _cudaMemset(self, address: int, value: int, num_bytes: int) -> None:
         self._within(address, num_bytes)
-        ctypes.memset(address, value, num_bytes)
+        self._ask(0, "zero", Copy(address, address, num_bytes, self._speed(0, 0)))
 
     def _cudaHostAlloc(self, into: Any, num_bytes: int, flags: int) -> None:
         descriptor = os.memfd_create("fake-pinned")

@@ -52,6 +52,8 @@ def advance(stream: Stream) -> None:
     elif what == "record":
         event, event.num_done = about[0], about[1]
         event.at_s = stream.clock_s
+    elif what == "zero":
+        ctypes.memset(about.target, 0, about.num_bytes)
     else:
         ctypes.memmove(about.target, about.source, about.num_bytes)
         stream.clock_s += about.num_bytes / about.bytes_per_s

@@ -74,6 +74,14 @@ def test_an_error_names_the_call_its_number_and_its_name() -> None:
         runtime.free(0)
 
 
+def test_memory_is_zeroed_by_the_time_it_is_given_out() -> None:
+    runtime = CudaRuntime(library := FakeCudart())
+    address = runtime.allocate(1 << 12)
+    ctypes.memset(address, 7, 16)
+    library.finish(0)  # nothing is left to be done that would undo this
+    assert ctypes.string_at(address, 16) == bytes([7]) * 16
+
+
 def test_pools_are_whole_allocations_of_two_mebibytes_C13() -> None:
     assert [rounded(size) for size in (1, 2 << 20, (2 << 20) + 1)] == [2 << 20, 2 << 20, 4 << 20]
 
