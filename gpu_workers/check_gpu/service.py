@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,12 +26,13 @@ from gpu_workers.check_gpu.outcome import CheckFailed, Found, require
 from gpu_workers.check_gpu.tiny_models import TINY, prompts, write_config, write_tokenizer
 
 NUM_REQUESTS, NUM_TOKENS, TOGETHER = 16, 24, 8
+ENDED, UNAVAILABLE = "(the daemon has ended)", 503
 START_S, REQUEST_S, STOP_S = 120.0, 60.0, 20.0
 SAME_IN_16_BIT = 0.5  # of the requests: a tie that rounds otherwise sends a text another way
 
 
 def check_service(backend: Backend) -> Found:
-    """Requests streamed, then the prefill worker killed while the same ones run again."""
+    """Requests streamed, and the prefill worker killed while the same ones are sent again."""
     with tempfile.TemporaryDirectory() as directory:
         path = write_config(Path(directory) / "tiny", TINY)
         write_tokenizer(path)
@@ -38,8 +40,7 @@ def check_service(backend: Backend) -> Found:
         expected = _expected(backend, path, asked)
         with _service(backend, path, Path(directory) / "run") as daemon:
             first = daemon.complete(asked)
-            daemon.kill("prefill-0")
-            second = daemon.complete(asked)
+            second = daemon.complete(asked, kill="prefill-0")
     for answers, when in ((first, "at first"), (second, "after a worker was killed")):
         short = [i for i, answer in enumerate(answers) if len(answer) != NUM_TOKENS]
         require(not short, f"requests {short} got too few tokens {when}")
@@ -52,6 +53,10 @@ def check_service(backend: Backend) -> Found:
     figures = {"same_as_engine": same, "same_after_kill": again, "requests": NUM_REQUESTS}
     told = f"{same} of {NUM_REQUESTS} answers as of one engine, all whole after a worker was killed"
     return Found(told, figures)
+
+
+class _SentAway(CheckFailed):
+    """503: nobody can serve at the moment."""
 
 
 def _expected(backend: Backend, path: Path, asked: list[list[int]]) -> list[list[int]]:
@@ -67,22 +72,38 @@ class _Daemon:
         self._process = process
         self._lines: list[str] = []
         self._has_spoken = threading.Condition()
+        self._killed = ""
         threading.Thread(target=self._read, daemon=True).start()
         self._url = self._until(r"ready: \S+ on (http://\S+)\. Try:")
 
-    def complete(self, asked: list[list[int]]) -> list[list[int]]:
-        """All of them, some at a time; the tokens of each."""
+    def complete(self, asked: list[list[int]], *, kill: str = "") -> list[list[int]]:
+        """All of them, some at a time; the tokens of each. That instance is killed meanwhile."""
         with ThreadPoolExecutor(TOGETHER) as pool:
-            return list(pool.map(self._one, asked))
+            answers = pool.map(self._one, asked)
+            if kill:
+                self._kill(kill)
+            return list(answers)
 
-    def kill(self, instance: str) -> None:
+    def _kill(self, instance: str) -> None:
         """The instance's present process, as hard as can be."""
+        self._killed = instance
         found = [
             re.search(rf"{instance}/0\.0 started, process (\d+)", line) for line in self._lines
         ]
         os.kill(int([match[1] for match in found if match][-1]), signal.SIGKILL)
 
     def _one(self, prompt: list[int]) -> list[int]:
+        """The tokens of an answer. Who comes while nobody can serve is sent away, and comes again
+        when somebody can: only what was accepted is kept."""
+        try:
+            return self._answer(prompt)
+        except _SentAway:
+            if not self._killed:
+                raise
+            self._until(rf"{self._killed} (is ready): ", times=2)
+            return self._answer(prompt)
+
+    def _answer(self, prompt: list[int]) -> list[int]:
         body = {
             "model": "tiny",
             "prompt": prompt,
@@ -98,7 +119,7 @@ class _Daemon:
             {"Content-Type": "application/json"},
         )
         tokens: list[int] = []
-        with urllib.request.urlopen(request, timeout=REQUEST_S) as answer:
+        with _opened(request) as answer:
             for line in answer:
                 if line.startswith(b"data: {"):
                     chunk = json.loads(line[6:])
@@ -113,22 +134,33 @@ class _Daemon:
                 self._lines.append(line.rstrip())
                 self._has_spoken.notify_all()
         with self._has_spoken:
-            self._lines.append("(the daemon has ended)")
+            self._lines.append(ENDED)
             self._has_spoken.notify_all()
 
-    def _until(self, pattern: str) -> str:
-        """What the pattern's group says in the first line of the log that has it."""
+    def _until(self, pattern: str, times: int = 1) -> str:
+        """What the pattern's group says in a line of the log, once so many have it."""
         found: list[Any] = []
 
         def is_there() -> bool:
             found[:] = [m for m in (re.search(pattern, line) for line in self._lines) if m]
-            return bool(found) or (bool(self._lines) and self._lines[-1].startswith("(the daemon"))
+            has_ended = bool(self._lines) and self._lines[-1] == ENDED
+            return len(found) >= times or has_ended
 
         with self._has_spoken:
             self._has_spoken.wait_for(is_there, START_S)
-        if not found:
-            raise CheckFailed("the daemon did not start: " + " | ".join(self._lines[-3:]))
+        if len(found) < times:
+            raise CheckFailed("the daemon is not ready: " + " | ".join(self._lines[-3:]))
         return str(found[0][1])
+
+
+def _opened(request: urllib.request.Request) -> Any:
+    """The answer, if it is one."""
+    try:
+        return urllib.request.urlopen(request, timeout=REQUEST_S)
+    except urllib.error.HTTPError as refused:
+        said = refused.read().decode(errors="replace")
+        kind = _SentAway if refused.code == UNAVAILABLE else CheckFailed
+        raise kind(f"a request was answered {refused.code}: {said}") from refused
 
 
 @contextlib.contextmanager
