@@ -24,7 +24,7 @@ from daemon.ward import Ward
 from daemon.worker_configs import WorkerConfigs
 from daemon.worker_process import WorkerProcess
 from ipc.kv_layout import RankLayout
-from ipc.messages import Command, PoolDescriptor, Ready, WorkerConfig
+from ipc.messages import Command, Exit, PoolDescriptor, Ready, WorkerConfig
 from ipc.sharding import ModelSizes, shard
 from ipc.sockets import DaemonSocket
 from ipc.vocabulary import DType, Placement, WorkerName
@@ -112,6 +112,8 @@ class Stage:
         neighbours: Neighbours | None = None,
     ) -> None:
         self.link = link
+        self.processes: list[PlayedProcess] = []
+        link.on_sent = self._obey
         self.metrics = Metrics("test")
         self.capacity = Capacity(64)
         self.controller = Controller(tokenizer, self.metrics, Door(self.capacity, max_queued=8))
@@ -180,11 +182,18 @@ class Stage:
             await changed.wait()
             changed.clear()
 
+    def _obey(self, epoch: int, command: Command) -> None:
+        """Workers leave when they are told to."""
+        for process in self.processes:
+            if isinstance(command, Exit) and process.config.epoch == epoch:
+                process.end("exit code 0")
+
     async def _start(self, config: WorkerConfig) -> WorkerProcess:
         await self.may_start.wait()
         if self.spawn_errors and (error := self.spawn_errors.pop(0)) is not None:
             raise error
         process = PlayedProcess(config, next(self._pids))
+        self.processes.append(process)
         self.started.put_nowait(process)
         return process
 

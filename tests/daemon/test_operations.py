@@ -11,9 +11,9 @@ from daemon.generation import GenerationSpec
 from daemon.model_sizes import ModelOutline
 from daemon.neighbours import Neighbours
 from daemon.operations import OperationRefused, Operations, Parts
-from ipc.messages import Command, Exit, Prefill
+from ipc.messages import Prefill
 from ipc.vocabulary import InstanceSpec, Parallelism, Placement, Role, SamplingParams
-from tests.daemon.stage import MODEL, MakeStage, PlayedProcess, Stage
+from tests.daemon.stage import MODEL, MakeStage, Stage
 
 ALONE = Parallelism()
 OUTLINE = ModelOutline(sizes=MODEL, head_dim=1, num_weights=100)
@@ -24,9 +24,7 @@ class Town:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.processes: list[PlayedProcess] = []
         self.may_be_ready = True
-        stage.link.on_sent = self._sent
         self.operations = Operations(
             Parts(
                 stage.config,
@@ -38,15 +36,9 @@ class Town:
             )
         )
 
-    def _sent(self, epoch: int, command: Command) -> None:
-        for process in self.processes:
-            if isinstance(command, Exit) and process.config.epoch == epoch:
-                process.end("exit code 0")
-
     async def play(self) -> None:
         while True:
             process = await self.stage.started.get()
-            self.processes.append(process)
             if self.may_be_ready:
                 self.stage.say_ready(process)
             else:
@@ -263,7 +255,7 @@ async def test_a_placement_that_nobody_could_decode_in_is_refused(make_stage: Ma
 async def test_a_removal_cuts_the_wait_between_two_lives_short(make_stage: MakeStage) -> None:
     async with town_of(make_stage, prefill=1, decode=2) as town:
         town.may_be_ready = False
-        town.processes[-1].end("killed by SIGKILL")
+        town.stage.processes[-1].end("killed by SIGKILL")
         ward = town.stage.supervisor.wards["decode-1"]
         while ward.restarts < 3:  # the next wait is two seconds long
             await town.stage.supervisor.changed()
