@@ -58,7 +58,10 @@ def arena(
         yield request.param, arena
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize(
+    "number",
+    [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
+)
 def test_nobody_notices_what_happens_to_the_workers_B1_B2_B3_B19_C2_C5(
     arena: tuple[str, Arena], number: int
 ) -> None:

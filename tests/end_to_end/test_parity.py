@@ -20,7 +20,14 @@ TOPOLOGIES = {
 }
 
 
-@pytest.fixture(scope="module", params=TOPOLOGIES)
+# Four workers of the real model crawl on two cores; tiny models take every topology every time.
+SLOW = {"2P+2D"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in TOPOLOGIES],
+)
 def service(request: pytest.FixtureRequest, smollm2: Path) -> Iterator[Service]:
     flags = (*TOPOLOGIES[request.param], "--dtype", "float32", "--kv-cache-gib", "0.25")
     with serving(smollm2, *flags) as running:
@@ -77,7 +84,11 @@ def test_greedy_tokens_are_those_of_transformers_F18(
         assert list(pool.map(lambda p: greedy_stream(client, p), PROMPTS[:4])) == texts[:4]
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+# In one process and every topology, all of them run each time (test_families).
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "llama-gqa")) for name in CHECKPOINTS],
+)
 def test_each_family_is_served_with_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
     reference = Reference(CHECKPOINTS[name](tmp_path / name))
     prompts = [reference.tokenizer.encode(prompt) for prompt in PROMPTS]

@@ -58,6 +58,8 @@ def test_every_request_has_an_answer_that_is_described(
         suppress_health_check=list(HealthCheck),
     )
     def ask(case: Any) -> None:
-        case.call_and_validate(checks=checks)
+        response = case.call()
+        is_too_large = response.status_code == 413  # refused before anybody looks at its fields
+        case.validate_response(response, checks=CHECKS if is_too_large else checks)
 
     ask()

@@ -31,11 +31,13 @@ def test_it_runs_its_stages_and_leaves_a_report(tmp_path: Path) -> None:
     assert told["stages"][1]["figures"]["errors"]["64x8/8"] < 0.02
 
 
+@pytest.mark.slow
 def test_the_whole_service_stands_the_death_of_a_worker() -> None:
     ran = run_apart(stages.stage_command(BY_NAME["service"], "cpu"), BY_NAME["service"])
     assert (ran.verdict, ran.figures["requests"]) == (Verdict.PASS, 16), ran.detail
 
 
+@pytest.mark.slow
 def test_the_model_draws_what_transformers_holds_for_likely() -> None:
     ran = run_apart(stages.stage_command(BY_NAME["model"], "cpu"), BY_NAME["model"])
     assert ran.verdict is Verdict.PASS, ran.detail
