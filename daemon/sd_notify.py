@@ -110,7 +110,9 @@ class Notifier:
         for _ in range(_NUM_TRIES):
             if self._send(*lines) or self._socket is None:
                 return
-            select.select([], [self._socket], [], _RETRY_S)
+            room = select.poll()
+            room.register(self._socket, select.POLLOUT)
+            room.poll(1000 * _RETRY_S)
 
 
 def _connect(address: str) -> socket.socket | None:

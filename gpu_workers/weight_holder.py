@@ -150,10 +150,11 @@ def _serve(listener: socket.socket, owner: int, recorder: Recorder) -> None:
     """Hand out descriptors until the daemon ends."""
     contents = os.memfd_create("distserved-contents", os.MFD_CLOEXEC)
     os.pwrite(contents, orjson.dumps(msgspec.to_builtins(recorder.contents)), 0)
-    watched: list[Any] = [listener, owner]
+    watched = select.poll()  # descriptors of any number, which `select` does not take
+    watched.register(listener, select.POLLIN)
+    watched.register(owner, select.POLLIN)
     while True:
-        ready = select.select(watched, [], [])[0]
-        if owner in ready:
+        if owner in (descriptor for descriptor, _ in watched.poll()):
             return
         guest, _ = listener.accept()
         with guest, suppress(OSError):  # it has left

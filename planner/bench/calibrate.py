@@ -19,7 +19,7 @@ from ipc.vocabulary import Role
 from planner.bench.live_run import LiveRun
 from planner.errors import BenchError
 from planner.latency.interface import Chunk, LatencyModel, decode_pace
-from planner.latency.scaled import ScaledLatency
+from planner.latency.scaled import SCALES, ScaledLatency
 from planner.simulator.run import simulate
 from planner.simulator.service import InstanceModel, Service
 from planner.simulator.timeline import Timeline
@@ -129,7 +129,7 @@ def _prefill_line(live: Timeline, model: LatencyModel) -> tuple[float, float]:
         return through_zero
     slope = float(np.cov(x, y)[0, 1] / x.var(ddof=1))
     step_s = float(y.mean() - slope * x.mean())
-    return (step_s, slope) if step_s > 0.0 and slope > 0.0 else through_zero
+    return (step_s, slope) if step_s > 0.0 and slope >= SCALES[0] else through_zero
 
 
 def prefill_batches(live: Timeline) -> list[list[int]]:

@@ -17,6 +17,7 @@ from planner.bench.validation import (
     simulated_knee,
 )
 from planner.errors import BenchError, ServerFailed
+from planner.latency.scaled import SCALES
 from planner.simulate.overheads import write_overheads
 from planner.simulator.service import Service
 from planner.workload.requests import Requests
@@ -71,9 +72,9 @@ class _Validating:
         run = await self._live(requests, self._validation.rate, "calibration")
         built = self._deployed.built
         found = calibrate(run.live, built.service)
-        if not min(found.prefill_scale, found.decode_scale) > 0:
+        if not min(found.prefill_scale, found.decode_scale) >= SCALES[0]:
             raise BenchError(
-                "nothing to calibrate on: by its answers, its steps took no time at all"
+                "nothing to calibrate on: by its answers, its steps took hardly any time"
             )
         service = found.apply(built.service)
         write_overheads(self._plan.save / FILE, service.overheads, (built.calibration, found))

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from planner.latency.interface import Chunk, Estimate, LatencyModel, Slowest, Source, StepLine
 
+SCALES = (1e-3, 1e3)
+"""Factors outside tell of a mistake, not of a machine."""
+
 
 @dataclass(frozen=True)
 class ScaledLatency:

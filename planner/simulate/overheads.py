@@ -14,9 +14,9 @@ from planner.arguments import MAX_SECONDS, seconds
 from planner.bench.calibrate import Calibration
 from planner.errors import PlannerError
 from planner.json_files import read_json
+from planner.latency.scaled import SCALES
 from planner.simulator.service import Overheads
 
-_FACTORS = (1e-3, 1e3)
 NAMES = tuple(field.name.removesuffix("_s") for field in fields(Overheads))
 
 
@@ -32,7 +32,7 @@ def read_overheads(path: Path) -> tuple[Overheads, Calibration]:
         if name not in costs | factors | {"num_requests"}:
             known = ", ".join([*sorted(costs), *sorted(factors)])
             raise PlannerError(f"--overheads: {path}: no overhead {name!r}: there are {known}")
-        least, most = _FACTORS if name in factors else (0.0, MAX_SECONDS)
+        least, most = SCALES if name in factors else (0.0, MAX_SECONDS)
         if not least <= value <= most:
             raise PlannerError(
                 f"--overheads: {path}: {name} must lie between {least:g} and {most:g}, "

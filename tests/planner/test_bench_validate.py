@@ -197,7 +197,7 @@ async def test_answers_that_come_at_once_calibrate_nothing(tmp_path: Path) -> No
         ended = dataclasses.replace(live.timeline, last_token_s=live.timeline.decode_start_s)
         return dataclasses.replace(live, timeline=ended)
 
-    with pytest.raises(BenchError, match="its steps took no time at all"):
+    with pytest.raises(BenchError, match="its steps took hardly any time"):
         await validate(asked, live_runs(asked, at_once))
     assert not (tmp_path / "calibration.json").exists()
 
