@@ -59,7 +59,9 @@ def holders(run_dir: Path) -> list[int]:
 def has_ended(process: int) -> bool:
     """Within a bound that a busy machine keeps, too."""
     with suppress(ProcessLookupError):
-        return bool(select.select([os.pidfd_open(process)], [], [], 30)[0])
+        watched = select.poll()  # played GPUs have had a thousand descriptors by now
+        watched.register(os.pidfd_open(process), select.POLLIN)
+        return bool(watched.poll(30_000))
     return True
 
 
