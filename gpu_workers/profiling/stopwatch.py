@@ -10,6 +10,10 @@ import time
 from types import TracebackType
 from typing import Self
 
+LEAST_SHARE = 0.01
+"""Two clocks are compared: beside a wait that was far longer than the work, what is left between
+them says nothing, and would be no time at all as easily as any."""
+
 
 class Stopwatch:
     """`with stopwatch:` around the work, in the thread that made it; then `ms`.
@@ -51,7 +55,8 @@ class Stopwatch:
     ) -> None:
         elapsed_s = time.perf_counter() - self._began_s
         waited_s = min(elapsed_s, self._run_delay_s() - self._waited_before_s)
-        self.ms = 1000 * (elapsed_s - waited_s if self._is_alone else elapsed_s)
+        worked_s = elapsed_s - waited_s if self._is_alone else elapsed_s
+        self.ms = 1000 * max(worked_s, LEAST_SHARE * elapsed_s)
         self.waited_s += waited_s
         self.total_s += elapsed_s
 

@@ -69,3 +69,19 @@ def test_time_spent_waiting_for_anything_else_counts(stopwatch: Stopwatch) -> No
     with stopwatch:
         time.sleep(0.05)
     assert stopwatch.ms >= 45
+
+
+class AllWaiting(Stopwatch):
+    """On a core that others have all the time, as the kernel's clock has it."""
+
+    def _run_delay_s(self) -> float:
+        return 2 * time.perf_counter()
+
+
+def test_work_never_takes_no_time_at_all() -> None:
+    """A step of no time had no throughput, and the profile of a tiny model on a crowded core
+    ended by a division by it."""
+    with closing(AllWaiting()) as stopwatch:
+        with stopwatch:
+            work(0.001)
+        assert stopwatch.ms > 0
