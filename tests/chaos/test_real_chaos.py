@@ -60,7 +60,7 @@ def arena(
 
 @pytest.mark.parametrize(
     "number",
-    [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
+    [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2, 3))],
 )
 def test_nobody_notices_what_happens_to_the_workers_B1_B2_B3_B19_C2_C5(
     arena: tuple[str, Arena], number: int

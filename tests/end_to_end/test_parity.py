@@ -20,8 +20,8 @@ TOPOLOGIES = {
 }
 
 
-# Four workers of the real model crawl on two cores; tiny models take every topology every time.
-SLOW = {"2P+2D"}
+# The real model crawls on two cores; tiny models take every topology every time.
+SLOW = {"mixed", "2P+2D"}
 
 
 @pytest.fixture(
