@@ -23,10 +23,18 @@ class Keyed:
         self.service = service
         self.file = file
         self.key = key
+        self.clients: list[openai.OpenAI] = []
 
     def client(self, key: str) -> openai.OpenAI:
         url = f"{self.service.url}/v1"
-        return openai.OpenAI(api_key=key, base_url=url, max_retries=0, timeout=60)
+        one = openai.OpenAI(api_key=key, base_url=url, max_retries=0, timeout=60)
+        self.clients.append(one)
+        return one
+
+    def close(self) -> None:
+        """A client left open is collected in the middle of some other test, and counted there."""
+        for client in self.clients:
+            client.close()
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +47,9 @@ def keyed(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with serving(tiny_llama, *FLAGS, *flags, "--run-dir", str(run_dir)) as service:
         service.run_dir = run_dir
         service.url = service.url.replace("0.0.0.0", "127.0.0.1")
-        yield Keyed(service, file, key)
+        keyed = Keyed(service, file, key)
+        yield keyed
+        keyed.close()
 
 
 def test_others_are_let_in_by_their_key_alone_and_health_is_for_everybody(keyed: Keyed) -> None:
