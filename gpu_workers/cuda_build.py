@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,11 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as stubs:
         _set_up(Path(stubs))
         try:
-            modules = list(_modules(arguments.dtypes, arguments.head_dims, arguments.extras))
+            wanted = list(modules(arguments.dtypes, arguments.head_dims, arguments.extras))
         except ImportError as error:
             logger.error("FlashInfer cannot be imported (%s): pip install '.[cuda]'", error)
             return EXIT_UNAVAILABLE
-        for name, generate in modules:
+        for name, generate in wanted:
             _build(name, generate)
     return 0
 
@@ -64,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _modules(
-    dtypes: list[str], head_dims: list[int], extras: list[str]
+def modules(
+    dtypes: Iterable[str], head_dims: Iterable[int], extras: Iterable[str]
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Names, and what makes FlashInfer's description of each module."""
     for extra in extras:
@@ -99,7 +99,7 @@ def _build(name: str, generate: Callable[[], Any]) -> None:
     started_s = time.monotonic()
     spec = generate()
     is_old = spec.jit_library_path.exists()
-    spec.build()
+    spec.build(verbose=False)  # which 0.6 wants to be told
     took_s, num_bytes = time.monotonic() - started_s, spec.jit_library_path.stat().st_size
     state = "up to date" if is_old else "built"
     logger.info("%s: %s in %.1f s, %d KiB", name, state, took_s, num_bytes >> 10)
@@ -108,14 +108,14 @@ def _build(name: str, generate: Callable[[], Any]) -> None:
 def _set_up(stubs: Path) -> None:
     """The environment that FlashInfer reads at import; what is set already stays."""
     environment = os.environ
-    environment.setdefault("FLASHINFER_CUDA_ARCH_LIST", ARCHITECTURE)
     environment.setdefault("CUDA_HOME", _cuda_home())
     environment.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
     headers = [str(path) for path in map(Path, sys.path) if (path / "nvidia/cu13/include").is_dir()]
     if headers:  # curand and cublasLt come with torch's CUDA packages, not with every toolkit
         own = [f"{path}/nvidia/cu13/include" for path in headers]
         environment["CPATH"] = os.pathsep.join([*own, environment.get("CPATH", "")]).strip(":")
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available():  # else the GPU that is there says what it is
+        environment.setdefault("FLASHINFER_CUDA_ARCH_LIST", ARCHITECTURE)
         _write_driver_stub(stubs)
         extra = environment.get("FLASHINFER_EXTRA_LDFLAGS", "")
         environment["FLASHINFER_EXTRA_LDFLAGS"] = f"{extra} -L{stubs}".strip()
