@@ -62,6 +62,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaMemset": (c_void_p, c_int, c_size_t),
     "cudaHostAlloc": (_POINTER, c_size_t, c_uint),
     "cudaFreeHost": (c_void_p,),
+    "cudaHostRegister": (c_void_p, c_size_t, c_uint),
+    "cudaHostUnregister": (c_void_p,),
     "cudaIpcGetMemHandle": (POINTER(IpcHandle), c_void_p),
     "cudaIpcOpenMemHandle": (_POINTER, IpcHandle, c_uint),
     "cudaIpcCloseMemHandle": (c_void_p,),
@@ -135,6 +137,7 @@ class CudaRuntime:
         for name in ("cudaGetErrorName", "cudaGetErrorString"):
             function = getattr(library, name)
             function.argtypes, function.restype = (c_int,), c_char_p
+        library.cudaGetLastError.argtypes, library.cudaGetLastError.restype = (), c_int
         self.version = self._number("cudaRuntimeGetVersion")
 
     @property
@@ -183,6 +186,15 @@ class CudaRuntime:
 
     def free_pinned(self, address: int) -> None:
         self._call("cudaFreeHost", address)
+
+    def pin(self, address: int, num_bytes: int) -> None:
+        """Make memory that the host has already such that copies run from and to it by themselves;
+        whole pages of it."""
+        self._call("cudaHostRegister", address, num_bytes, _PORTABLE)
+
+    def unpin(self, address: int) -> None:
+        """Undo one `pin`, when no copy is under way there."""
+        self._call("cudaHostUnregister", address)
 
     def export(self, address: int) -> bytes:
         """How another process opens the allocation that begins there."""
@@ -260,6 +272,7 @@ class CudaRuntime:
         """Whether all that its stream was asked before the last record is done."""
         code = self._library.cudaEventQuery(event)
         if code == NOT_READY:
+            self._library.cudaGetLastError()
             return False
         self._check("cudaEventQuery", code)
         return True
@@ -293,6 +306,8 @@ class CudaRuntime:
     def _check(self, call: str, code: int) -> None:
         if code == SUCCESS:
             return
+        # It is told here: torch, which asks the same library, must not find it after its own call.
+        self._library.cudaGetLastError()
         name: bytes = self._library.cudaGetErrorName(code)
         text: bytes = self._library.cudaGetErrorString(code)
         raise CudaError(call, code, name.decode(), text.decode())

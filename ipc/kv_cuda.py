@@ -6,6 +6,7 @@ closed by them before it is given out again, so mappings are counted, and closed
 importers. The only module of this room that knows torch, and only for views of such memory.
 """
 
+import logging
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,17 @@ if TYPE_CHECKING:
     import torch
 
 ROUNDING_BYTES = 2 << 20
+NO_HANDLE = "what came is not the handle of a pool in a GPU's memory"
 _MAX_DOCUMENT_BYTES = 4096
+
+logger = logging.getLogger(__name__)
 
 
 class PoolHandle(msgspec.Struct, frozen=True):
-    """How to open a pool: CUDA's handle, its size, and the GPU whose memory it is in."""
+    """How to open a pool: CUDA's handle, its size, and the GPU whose memory it is in.
+
+    `handle` is empty where that GPU's memory cannot be shared.
+    """
 
     handle: bytes
     num_bytes: int
@@ -56,8 +63,11 @@ class DeviceMemory:
         self._own: dict[bytes, int] = {}
         self._open: dict[tuple[bytes, int], tuple[Mapping, int]] = {}
 
-    def allocate(self, num_bytes: int, gpu_uuid: str) -> Mapping:
+    def allocate(self, num_bytes: int, gpu_uuid: str, *, must_share: bool = True) -> Mapping:
         """A zeroed pool on the current device that others may open.
+
+        Args:
+            must_share: it is of no use otherwise.
 
         Raises:
             PoolUnavailable: the device has not that much left, or cannot share it.
@@ -72,14 +82,18 @@ class DeviceMemory:
         try:
             handle = self.runtime.export(address)
         except CudaError as error:
-            self.runtime.free(address)
-            raise PoolUnavailable(f"GPU {device} does not share memory: {error}") from error
-        self._own[handle] = address
+            if must_share:
+                self.runtime.free(address)
+                raise PoolUnavailable(f"GPU {device} does not share memory: {error}") from error
+            logger.warning("GPU %d does not share memory: %s", device, error)
+            handle = b""
+        else:
+            self._own[handle] = address
         return Mapping(address, PoolHandle(handle, size, gpu_uuid), device)
 
     def free(self, pool: Mapping) -> None:
         """Of a pool that `allocate` made, when nobody has it open any more."""
-        del self._own[pool.handle.handle]
+        self._own.pop(pool.handle.handle, None)
         self.runtime.free(pool.address)
 
     def open(self, handle: PoolHandle, device: int) -> Mapping:
@@ -125,8 +139,13 @@ class DeviceMemory:
 def write_handle(handle: PoolHandle, label: str) -> int:
     """A descriptor of a memory file that holds the handle."""
     descriptor = os.memfd_create(f"distserved-{label}-handle", os.MFD_CLOEXEC)
-    os.pwrite(descriptor, orjson.dumps(msgspec.to_builtins(handle)), 0)
+    os.pwrite(descriptor, document_of(handle), 0)
     return descriptor
+
+
+def document_of(handle: PoolHandle) -> bytes:
+    """What tells others how to open it."""
+    return orjson.dumps(msgspec.to_builtins(handle))
 
 
 def read_handle(descriptor: int) -> PoolHandle:
@@ -135,12 +154,22 @@ def read_handle(descriptor: int) -> PoolHandle:
     Raises:
         PoolUnavailable: it is something else, such as the pool of a worker on the CPU.
     """
-    with suppress(OSError, ValueError):
+    document = b""
+    with suppress(OSError):
         document = os.pread(descriptor, _MAX_DOCUMENT_BYTES, 0)
+    handle = parse_handle(document)
+    if not handle.handle:
+        raise PoolUnavailable(NO_HANDLE)
+    return handle
+
+
+def parse_handle(document: bytes) -> PoolHandle:
+    """The mirror of `document_of`. Raises PoolUnavailable: it is something else."""
+    with suppress(ValueError):
         handle = msgspec.convert(orjson.loads(document), PoolHandle)
-        if len(handle.handle) == HANDLE_BYTES:
+        if len(handle.handle) in (0, HANDLE_BYTES):
             return handle
-    raise PoolUnavailable("what came is not the handle of a pool in a GPU's memory")
+    raise PoolUnavailable(NO_HANDLE)
 
 
 def as_bytes(address: int, num_bytes: int, device: "torch.device") -> "torch.Tensor":

@@ -4,7 +4,8 @@ Memory of devices is memory files, so that handles open them in other processes 
 of a stream is done later, in its order, one thing at a time: when somebody looks at an event or
 waits. It is stricter than the real one: arguments must be of the declared types, a copy must
 lie within one allocation on either side, and may not cross between GPUs that do not reach each
-other. The copies of a batch are done in the opposite order.
+other. The copies of a batch are done in the opposite order. Every call to copy takes its time on
+a played clock; a batch takes a longer one, and then less for each copy.
 """
 
 import ctypes
@@ -12,6 +13,7 @@ import itertools
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,15 +21,17 @@ from ipc.cuda_runtime import SIGNATURES, SUCCESS, CopyAttributes, IpcHandle
 from tests.gpu_workers.cuda_exchange.fake_streams import Allocation, Copy, Event, Stream, advance
 
 INVALID_VALUE, OUT_OF_MEMORY, PEER_UNSUPPORTED = 1, 2, 217
-INVALID_HANDLE, NOT_READY, ILLEGAL_ADDRESS = 400, 600, 700
+INVALID_HANDLE, NOT_READY, ILLEGAL_ADDRESS, NOT_SUPPORTED = 400, 600, 700, 801
 NAMES = {
     INVALID_VALUE: b"cudaErrorInvalidValue",
     OUT_OF_MEMORY: b"cudaErrorMemoryAllocation",
     PEER_UNSUPPORTED: b"cudaErrorPeerAccessUnsupported",
     INVALID_HANDLE: b"cudaErrorInvalidResourceHandle",
     ILLEGAL_ADDRESS: b"cudaErrorIllegalAddress",
+    NOT_SUPPORTED: b"cudaErrorNotSupported",
 }
 HOST = -1
+CALL_S, BATCH_CALL_S, BATCHED_S = 2e-6, 10e-6, 0.5e-6
 _HANDLE = struct.Struct("<4q")  # process, descriptor, size, device
 _numbers = itertools.count(1)
 
@@ -65,7 +69,8 @@ class FakeCudart:
         speeds: bytes per second of copies, by (from, to).
 
     `fails` makes calls fail by name. `skips_fences` makes every event look as if it were over.
-    `freed_while_open` counts the worst of mistakes.
+    `refuses_pinning` leaves the host's memory as it is. `freed_while_open` counts the worst of
+    mistakes. One thread calls at a time, and each has its own current device and last error.
     """
 
     def __init__(
@@ -79,9 +84,12 @@ class FakeCudart:
         self.fails: dict[str, int] = {}
         self.calls: list[str] = []
         self.skips_fences = False
+        self.refuses_pinning = False
         self.slow_factor = 1.0
         self.freed_while_open = 0
-        self._device = 0
+        self._lock = threading.RLock()
+        self._own_to_each = threading.local()
+        self._host_s = 0.0
         self._allocations: dict[int, Allocation] = {}
         self._streams: dict[int, Stream] = {0: Stream(0)}
         self._events: dict[int, Event] = {}
@@ -91,18 +99,33 @@ class FakeCudart:
             setattr(self, name, FakeFunction(name, self._guarded(name)))
         self.cudaGetErrorName = self._words(lambda code: NAMES.get(code, b"cudaErrorUnknown"))
         self.cudaGetErrorString = self._words(lambda code: b"as the test wants it")
+        self.cudaGetLastError = FakeFunction("", self._take_last_error, returns_code=False)
 
     def _words(self, body: Callable[[int], bytes]) -> FakeFunction:
         return FakeFunction("cudaGetError", body, returns_code=False)
 
     def _guarded(self, name: str) -> Callable[..., None]:
         def call(*arguments: Any) -> None:
-            self.calls.append(name)
-            if name in self.fails or self._sticky is not None:
-                raise Failed(self.fails.get(name, self._sticky))
-            getattr(self, f"_{name}")(*arguments)
+            with self._lock:
+                self.calls.append(name)
+                try:
+                    if name in self.fails or self._sticky is not None:
+                        raise Failed(self.fails.get(name, self._sticky))
+                    getattr(self, f"_{name}")(*arguments)
+                except Failed as failed:
+                    self._own_to_each.last_error = failed.args[0]
+                    raise
 
         return call
+
+    def _take_last_error(self) -> int:
+        found: int = getattr(self._own_to_each, "last_error", SUCCESS)
+        self._own_to_each.last_error = self._sticky or SUCCESS
+        return found
+
+    @property
+    def _device(self) -> int:
+        return getattr(self._own_to_each, "device", 0)
 
     @property
     def num_allocated(self) -> int:
@@ -116,7 +139,7 @@ class FakeCudart:
     def _cudaSetDevice(self, device: int) -> None:
         if not 0 <= device < self.num_devices:
             raise Failed(INVALID_VALUE)
-        self._device = device
+        self._own_to_each.device = device
 
     def _cudaGetDevice(self, into: Any) -> None:
         into.contents.value = self._device
@@ -150,6 +173,16 @@ class FakeCudart:
         allocation = self._allocations.pop(address)
         assert allocation.descriptor is not None
         os.close(allocation.descriptor)
+
+    def _cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> None:
+        assert address % mmap.PAGESIZE == num_bytes % mmap.PAGESIZE == 0, "no whole pages"
+        self._allocations[address] = Allocation(None, address, num_bytes, HOST)
+        if self.refuses_pinning:
+            raise Failed(NOT_SUPPORTED)  # copies take it all the same
+
+    def _cudaHostUnregister(self, address: int) -> None:
+        if self._allocations.pop(address).memory is not None or self.refuses_pinning:
+            raise Failed(INVALID_VALUE)
 
     def _cudaIpcGetMemHandle(self, into: Any, address: int) -> None:
         allocation = self._allocations.get(address)  # of the base, not of a place within
@@ -202,6 +235,7 @@ class FakeCudart:
     # ---- copies ---------------------------------------------------------------------------
 
     def _cudaMemcpyAsync(self, to: int, source: int, size: int, kind: int, stream: int) -> None:
+        self._host_s += CALL_S
         self._ask(stream, "copy", self._copy(to, source, size))
 
     def _cudaMemcpy2DAsync(
@@ -210,6 +244,7 @@ class FakeCudart:
     ) -> None:  # fmt: skip
         if width > min(to_pitch, pitch):
             raise Failed(INVALID_VALUE)
+        self._host_s += CALL_S
         for row in range(height):
             self._ask(stream, "copy", self._copy(to + row * to_pitch, source + row * pitch, width))
 
@@ -222,8 +257,10 @@ class FakeCudart:
             raise Failed(INVALID_VALUE)
         if attributes.contents.srcAccessOrder != 1:
             raise Failed(INVALID_VALUE)
+        self._host_s += BATCH_CALL_S
         for index in reversed(range(count)):
             copy = self._copy(targets[index], sources[index], sizes[index])
+            copy.extra_s = BATCHED_S
             self._ask(stream, "copy", copy)
 
     def _copy(self, target: int, source: int, num_bytes: int) -> Copy:
@@ -231,7 +268,7 @@ class FakeCudart:
         here = self._within(target, num_bytes).device
         if HOST not in (here, there) and here != there and (here, there) not in self.reach:
             raise Failed(ILLEGAL_ADDRESS)
-        return Copy(target, source, num_bytes, self._speed(here, there))
+        return Copy(target, source, num_bytes, self._speed(here, there), self._host_s)
 
     def _speed(self, here: int, there: int) -> float:
         """Bytes per second."""
@@ -264,7 +301,7 @@ class FakeCudart:
         recorded = self._events[event]
         recorded.num_asked += 1
         recorded.stream = self._streams[stream]
-        self._ask(stream, "record", (recorded, recorded.num_asked))
+        self._ask(stream, "record", (recorded, recorded.num_asked, self._host_s))
 
     def _cudaEventQuery(self, event: int) -> None:
         asked = self._events[event]
@@ -290,7 +327,8 @@ class FakeCudart:
 
     def finish(self, stream: int) -> None:
         """The device gets on with all that it was asked."""
-        self._cudaStreamSynchronize(stream)
+        with self._lock:
+            self._cudaStreamSynchronize(stream)
 
     def _ask(self, stream: int, what: str, about: Any) -> None:
         self._streams[stream].todo.append((what, about))

@@ -1,4 +1,7 @@
-"""Streams and events of the played CUDA runtime: what is asked is done later, in order."""
+"""Streams and events of the played CUDA runtime: what is asked is done later, in order.
+
+Nothing begins before it was asked, by the played clock of the host.
+"""
 
 import ctypes
 import mmap
@@ -9,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Allocation:
-    memory: mmap.mmap
+    memory: mmap.mmap | None  # none of ours: it was there before
     address: int
     num_bytes: int
     device: int
@@ -38,6 +41,8 @@ class Copy:
     source: int
     num_bytes: int
     bytes_per_s: float
+    asked_s: float = 0.0
+    extra_s: float = 0.0
 
 
 def advance(stream: Stream) -> None:
@@ -50,11 +55,12 @@ def advance(stream: Stream) -> None:
             return
         stream.clock_s = max(stream.clock_s, event.at_s)
     elif what == "record":
-        event, event.num_done = about[0], about[1]
-        event.at_s = stream.clock_s
+        event, event.num_done, asked_s = about
+        event.at_s = stream.clock_s = max(stream.clock_s, asked_s)
     elif what == "zero":
         ctypes.memset(about.target, 0, about.num_bytes)
     else:
         ctypes.memmove(about.target, about.source, about.num_bytes)
-        stream.clock_s += about.num_bytes / about.bytes_per_s
+        began_s = max(stream.clock_s, about.asked_s)
+        stream.clock_s = began_s + about.extra_s + about.num_bytes / about.bytes_per_s
     stream.todo.popleft()

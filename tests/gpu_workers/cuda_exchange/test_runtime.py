@@ -74,6 +74,22 @@ def test_an_error_names_the_call_its_number_and_its_name() -> None:
         runtime.free(0)
 
 
+@pytest.mark.parametrize("call", ["cudaFree", "cudaEventQuery"])
+def test_a_call_that_fails_leaves_no_error_behind_for_torch_to_find(call: str) -> None:
+    """Torch asks the same library for its last error after every kernel that it starts."""
+    library = FakeCudart()
+    runtime = CudaRuntime(library)
+    event, stream = runtime.make_event(), runtime.make_stream()
+    runtime.record(event, stream)
+    library.fails[call] = 600 if call == "cudaEventQuery" else 1
+    if call == "cudaFree":
+        with pytest.raises(CudaError):
+            runtime.free(0)
+    else:
+        assert not runtime.is_over(event)
+    assert library.cudaGetLastError() == 0
+
+
 def test_memory_is_zeroed_by_the_time_it_is_given_out() -> None:
     runtime = CudaRuntime(library := FakeCudart())
     address = runtime.allocate(1 << 12)
