@@ -145,7 +145,7 @@ class DecodeSide:
     def pulled(self, result: PullResult, draft: Draft) -> list[Pulled | Gone | Refused]:
         """A pull has ended: its choices run from the next step on, unless it went wrong."""
         group = self._pulling.pop(result.request_id)
-        if result.num_different:
+        if result.num_different or result.is_lost:
             self._pool.release(group.blocks)
             return [_spoiled(group, result)]
         events: list[Pulled | Gone | Refused] = [
@@ -277,4 +277,6 @@ def _gone(group: PullGroup) -> Gone:
 def _spoiled(group: PullGroup, result: PullResult) -> Refused:
     seq_ids = tuple(start.seq_id for start in group.command.sequences)
     reason = f"{result.num_different} pulled blocks differ from their source"
+    if result.is_lost:
+        reason = "their source ended before all blocks were pulled"
     return Refused(result.request_id, seq_ids, reason)
