@@ -2,92 +2,32 @@
 
 By ctypes on the library that torch has loaded, so that pools are plain allocations: torch's own
 sharing counts references in files that must be given back in order, and shares no memory of
-growing segments. The signatures are those of cuda_runtime_api.h (13; the same in 12 but for the
-batched copy). Every failure is a `CudaError` that names the call. No torch in here.
+growing segments. Every failure is a `CudaError` that names the call. No torch in here.
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import POINTER, c_char, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
+from ctypes import c_char_p, c_float, c_int, c_size_t, c_void_p
 from typing import Any
 
-HANDLE_BYTES = 64
+from ipc.cuda_calls import (
+    BATCHES_SINCE,
+    DIRECTION_BY_ADDRESS,
+    IN_STREAM_ORDER,
+    LAZY_PEER_ACCESS,
+    NO_TIMING,
+    NON_BLOCKING,
+    PORTABLE,
+    SIGNATURES,
+    SUCCESS,
+    Code,
+    CopyAttributes,
+    IpcHandle,
+)
+from ipc.cuda_library import candidates, remedy
 
-SUCCESS = 0
-NOT_READY = 600
 _DEFAULT_STREAM = 0
-_NON_BLOCKING = 1
-_NO_TIMING = 2
-_PORTABLE = 1
-_LAZY_PEER_ACCESS = 1
-_DIRECTION_BY_ADDRESS = 4
-_IN_STREAM_ORDER = 1
-_BATCHES_SINCE = 13000
-
-
-class IpcHandle(ctypes.Structure):
-    """cudaIpcMemHandle_t, passed by value."""
-
-    _fields_ = (("reserved", c_char * HANDLE_BYTES),)
-
-
-class Location(ctypes.Structure):
-    """cudaMemLocation; zeros are no hint."""
-
-    _fields_ = (("type", c_int), ("id", c_int))
-
-
-class CopyAttributes(ctypes.Structure):
-    """cudaMemcpyAttributes"""
-
-    _fields_ = (
-        ("srcAccessOrder", c_int),
-        ("srcLocHint", Location),
-        ("dstLocHint", Location),
-        ("flags", c_uint),
-    )
-
-
-_POINTER = POINTER(c_void_p)
-_SIZES = POINTER(c_size_t)
-
-SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cudaRuntimeGetVersion": (POINTER(c_int),),
-    "cudaSetDevice": (c_int,),
-    "cudaGetDevice": (POINTER(c_int),),
-    "cudaDeviceCanAccessPeer": (POINTER(c_int), c_int, c_int),
-    "cudaMalloc": (_POINTER, c_size_t),
-    "cudaFree": (c_void_p,),
-    "cudaMemset": (c_void_p, c_int, c_size_t),
-    "cudaHostAlloc": (_POINTER, c_size_t, c_uint),
-    "cudaFreeHost": (c_void_p,),
-    "cudaHostRegister": (c_void_p, c_size_t, c_uint),
-    "cudaHostUnregister": (c_void_p,),
-    "cudaIpcGetMemHandle": (POINTER(IpcHandle), c_void_p),
-    "cudaIpcOpenMemHandle": (_POINTER, IpcHandle, c_uint),
-    "cudaIpcCloseMemHandle": (c_void_p,),
-    "cudaMemcpyAsync": (c_void_p, c_void_p, c_size_t, c_int, c_void_p),
-    "cudaMemcpy2DAsync": (
-        *(c_void_p, c_size_t, c_void_p, c_size_t),
-        *(c_size_t, c_size_t, c_int, c_void_p),
-    ),
-    "cudaMemcpyBatchAsync": (
-        *(_POINTER, _POINTER, _SIZES, c_size_t),
-        *(POINTER(CopyAttributes), _SIZES, c_size_t, c_void_p),
-    ),
-    "cudaStreamCreateWithFlags": (_POINTER, c_uint),
-    "cudaStreamSynchronize": (c_void_p,),
-    "cudaStreamWaitEvent": (c_void_p, c_void_p, c_uint),
-    "cudaStreamDestroy": (c_void_p,),
-    "cudaEventCreateWithFlags": (_POINTER, c_uint),
-    "cudaEventRecord": (c_void_p, c_void_p),
-    "cudaEventQuery": (c_void_p,),
-    "cudaEventSynchronize": (c_void_p,),
-    "cudaEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
-    "cudaEventDestroy": (c_void_p,),
-}
-"""The arguments of every call; all of them return a cudaError_t."""
 
 
 class CudaError(Exception):
@@ -100,24 +40,30 @@ class CudaError(Exception):
 
 
 class CudaUnavailable(Exception):
-    """There is no runtime library to call."""
+    """There is no runtime library to call, or it finds no GPU that it can use."""
 
 
-def load_runtime() -> "CudaRuntime":
-    """The library that this process has loaded already (torch's), else the system's.
+def load_runtime(names: Iterable[str] | None = None) -> "CudaRuntime":
+    """The library that torch calls, else one that this process has loaded, else the system's.
+
+    Args:
+        names: what to try instead.
 
     Raises:
-        CudaUnavailable: there is none, or it lacks a call.
+        CudaUnavailable: none can be loaded, or CUDA cannot be used here; says why and what to do.
     """
-    loaded = _loaded_paths()
-    for name in [*loaded, "libcudart.so.13", "libcudart.so.12", "libcudart.so"]:
+    lacking = ""
+    for name in candidates() if names is None else names:
         try:
-            return CudaRuntime(ctypes.CDLL(name))
+            runtime = CudaRuntime(ctypes.CDLL(name))
         except OSError:
             continue
         except AttributeError as error:
-            raise CudaUnavailable(f"{name} is too old: {error}") from error
-    raise CudaUnavailable("no libcudart.so.13 or .12 can be loaded")
+            lacking = f"; {name} lacks a call: {error}"
+            continue
+        runtime.require_gpu()
+        return runtime
+    raise CudaUnavailable(f"no libcudart.so.13 or .12 can be loaded{lacking}")
 
 
 class CudaRuntime:
@@ -137,15 +83,31 @@ class CudaRuntime:
         for name in ("cudaGetErrorName", "cudaGetErrorString"):
             function = getattr(library, name)
             function.argtypes, function.restype = (c_int,), c_char_p
-        library.cudaGetLastError.argtypes, library.cudaGetLastError.restype = (), c_int
         self.version = self._number("cudaRuntimeGetVersion")
 
     @property
     def has_batches(self) -> bool:
         """Whether many copies can be one call (with the arguments of CUDA 13)."""
-        return self.version >= _BATCHES_SINCE
+        return self.version >= BATCHES_SINCE
 
     # ---- devices and memory ---------------------------------------------------------------
+
+    def require_gpu(self) -> None:
+        """Raises CudaUnavailable: there is no GPU that can be used; says why and what to do."""
+        try:
+            self._number("cudaGetDeviceCount")
+        except CudaError as error:
+            driver = self._number("cudaDriverGetVersion")
+            advice = remedy(error.code, driver=driver, runtime=self.version)
+            raise CudaUnavailable(f"CUDA cannot be used here: {error}; {advice}") from error
+
+    def check(self) -> None:
+        """Wait until the current device has nothing to do for its default stream.
+
+        Raises:
+            CudaError: the device failed, and with it all that this process has there.
+        """
+        self.synchronize(_DEFAULT_STREAM)
 
     @property
     def device(self) -> int:
@@ -182,7 +144,7 @@ class CudaRuntime:
 
     def allocate_pinned(self, num_bytes: int) -> int:
         """Memory of the host that every device of this process reaches."""
-        return self._made("cudaHostAlloc", num_bytes, _PORTABLE)
+        return self._made("cudaHostAlloc", num_bytes, PORTABLE)
 
     def free_pinned(self, address: int) -> None:
         self._call("cudaFreeHost", address)
@@ -190,7 +152,7 @@ class CudaRuntime:
     def pin(self, address: int, num_bytes: int) -> None:
         """Make memory that the host has already such that copies run from and to it by themselves;
         whole pages of it."""
-        self._call("cudaHostRegister", address, num_bytes, _PORTABLE)
+        self._call("cudaHostRegister", address, num_bytes, PORTABLE)
 
     def unpin(self, address: int) -> None:
         """Undo one `pin`, when no copy is under way there."""
@@ -205,7 +167,7 @@ class CudaRuntime:
     def open(self, handle: bytes) -> int:
         """Map another process's allocation on the current device."""
         return self._made(
-            "cudaIpcOpenMemHandle", IpcHandle.from_buffer_copy(handle), _LAZY_PEER_ACCESS
+            "cudaIpcOpenMemHandle", IpcHandle.from_buffer_copy(handle), LAZY_PEER_ACCESS
         )
 
     def close(self, address: int) -> None:
@@ -215,7 +177,7 @@ class CudaRuntime:
     # ---- copies, in the order of their stream ---------------------------------------------
 
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
-        self._call("cudaMemcpyAsync", target, source, num_bytes, _DIRECTION_BY_ADDRESS, stream)
+        self._call("cudaMemcpyAsync", target, source, num_bytes, DIRECTION_BY_ADDRESS, stream)
 
     def copy_rows(
         self, target: tuple[int, int], source: tuple[int, int], shape: tuple[int, int], stream: int
@@ -226,13 +188,13 @@ class CudaRuntime:
             target: address and distance of rows, in bytes; so is `source`.
             shape: bytes of a row, and number of rows.
         """
-        self._call("cudaMemcpy2DAsync", *target, *source, *shape, _DIRECTION_BY_ADDRESS, stream)
+        self._call("cudaMemcpy2DAsync", *target, *source, *shape, DIRECTION_BY_ADDRESS, stream)
 
     def copy_batch(self, copies: Sequence[tuple[int, int, int]], stream: int) -> None:
         """(target, source, bytes) each, in any order among themselves."""
         targets, sources, sizes = zip(*copies, strict=True)
         count = len(copies)
-        attributes = CopyAttributes(srcAccessOrder=_IN_STREAM_ORDER)
+        attributes = CopyAttributes(srcAccessOrder=IN_STREAM_ORDER)
         self._call(
             "cudaMemcpyBatchAsync",
             (c_void_p * count)(*targets),
@@ -249,7 +211,7 @@ class CudaRuntime:
 
     def make_stream(self) -> int:
         """Of the current device; does not wait for the default stream."""
-        return self._made("cudaStreamCreateWithFlags", _NON_BLOCKING)
+        return self._made("cudaStreamCreateWithFlags", NON_BLOCKING)
 
     def synchronize(self, stream: int) -> None:
         """Until all that was asked of the stream is done; however long that takes."""
@@ -263,7 +225,7 @@ class CudaRuntime:
         self._call("cudaStreamDestroy", stream)
 
     def make_event(self, *, is_timed: bool = False) -> int:
-        return self._made("cudaEventCreateWithFlags", 0 if is_timed else _NO_TIMING)
+        return self._made("cudaEventCreateWithFlags", 0 if is_timed else NO_TIMING)
 
     def record(self, event: int, stream: int) -> None:
         self._call("cudaEventRecord", event, stream)
@@ -271,7 +233,7 @@ class CudaRuntime:
     def is_over(self, event: int) -> bool:
         """Whether all that its stream was asked before the last record is done."""
         code = self._library.cudaEventQuery(event)
-        if code == NOT_READY:
+        if code == Code.NOT_READY:
             self._library.cudaGetLastError()
             return False
         self._check("cudaEventQuery", code)
@@ -311,10 +273,3 @@ class CudaRuntime:
         name: bytes = self._library.cudaGetErrorName(code)
         text: bytes = self._library.cudaGetErrorString(code)
         raise CudaError(call, code, name.decode(), text.decode())
-
-
-def _loaded_paths() -> list[str]:
-    """Where the library lies that is mapped into this process, if one is."""
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        paths = (line.split(maxsplit=5)[-1].strip() for line in maps)
-        return sorted({path for path in paths if "/libcudart.so" in path})

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import orjson
 
-from ipc.cuda_runtime import HANDLE_BYTES, CudaError, CudaRuntime
+from ipc.cuda_calls import HANDLE_BYTES
+from ipc.cuda_runtime import CudaError, CudaRuntime
 from ipc.kv_shm import PoolUnavailable
 
 if TYPE_CHECKING:
@@ -63,11 +64,14 @@ class DeviceMemory:
         self._own: dict[bytes, int] = {}
         self._open: dict[tuple[bytes, int], tuple[Mapping, int]] = {}
 
-    def allocate(self, num_bytes: int, gpu_uuid: str, *, must_share: bool = True) -> Mapping:
+    def allocate(
+        self, num_bytes: int, gpu_uuid: str, *, must_share: bool = True, what: str = "a KV pool"
+    ) -> Mapping:
         """A zeroed pool on the current device that others may open.
 
         Args:
             must_share: it is of no use otherwise.
+            what: it is for, in the words of an error.
 
         Raises:
             PoolUnavailable: the device has not that much left, or cannot share it.
@@ -77,7 +81,7 @@ class DeviceMemory:
             address = self.runtime.allocate(size)
         except CudaError as error:
             raise PoolUnavailable(
-                f"a KV pool of {size / 2**30:.2f} GiB cannot be had on GPU {device}: {error}"
+                f"{what} of {size / 2**30:.2f} GiB cannot be had on GPU {device}: {error}"
             ) from error
         try:
             handle = self.runtime.export(address)

@@ -1,4 +1,4 @@
-"""The calls of CUDA's runtime: their declared arguments are the header's, their errors are told."""
+"""The calls of CUDA's runtime library: which one is loaded, and how its errors are told."""
 
 import ctypes
 import os
@@ -6,51 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from ipc import cuda_runtime
-from ipc.cuda_runtime import SIGNATURES, CopyAttributes, CudaError, CudaRuntime, IpcHandle
+from ipc.cuda_runtime import CudaError, CudaRuntime, CudaUnavailable, load_runtime
 from ipc.kv_cuda import PoolHandle, as_bytes, read_handle, rounded, write_handle
 from ipc.kv_shm import PoolUnavailable
 from tests.gpu_workers.cuda_exchange.fake_cudart import FakeCudart
 
-HEADER = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include/cuda_runtime_api.h"
-LIBRARY = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "lib64/libcudart.so"
-KINDS = {
-    "int": ctypes.c_int,
-    "unsigned int": ctypes.c_uint,
-    "size_t": ctypes.c_size_t,
-    "enum cudaMemcpyKind": ctypes.c_int,
-    "cudaStream_t": ctypes.c_void_p,
-    "cudaEvent_t": ctypes.c_void_p,
-    "void *": ctypes.c_void_p,
-    "const void *": ctypes.c_void_p,
-    "cudaIpcMemHandle_t": IpcHandle,
-    "int *": ctypes.POINTER(ctypes.c_int),
-    "float *": ctypes.POINTER(ctypes.c_float),
-    "size_t *": ctypes.POINTER(ctypes.c_size_t),
-    "const size_t *": ctypes.POINTER(ctypes.c_size_t),
-    "void **": ctypes.POINTER(ctypes.c_void_p),
-    "void *const *": ctypes.POINTER(ctypes.c_void_p),
-    "const void *const *": ctypes.POINTER(ctypes.c_void_p),
-    "cudaStream_t *": ctypes.POINTER(ctypes.c_void_p),
-    "cudaEvent_t *": ctypes.POINTER(ctypes.c_void_p),
-    "cudaIpcMemHandle_t *": ctypes.POINTER(IpcHandle),
-    "struct cudaMemcpyAttributes *": ctypes.POINTER(CopyAttributes),
-}
-
-
-def declared(name: str) -> tuple[object, ...]:
-    """The types of a function's arguments as the header has them."""
-    found = re.search(rf"CUDARTAPI {name}\((.*)\);", HEADER.read_text(encoding="utf-8"))
-    assert found, f"{name} is not in {HEADER}"
-    arguments = re.sub(r"\s*__dv\([^)]*\)", "", found[1]).split(", ")
-    return tuple(KINDS[re.sub(r"\w+$", "", argument).strip()] for argument in arguments)
-
-
-@pytest.mark.skipif(not HEADER.exists(), reason="needs CUDA's headers")
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_the_arguments_of_every_call_are_those_of_the_header(name: str) -> None:
-    assert SIGNATURES[name] == declared(name)
+TOOLKIT = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+LIBRARY = TOOLKIT / "lib64/libcudart.so"
 
 
 @pytest.mark.skipif(not LIBRARY.exists(), reason="needs CUDA's runtime library")
@@ -60,10 +24,26 @@ def test_the_real_library_has_every_call_and_its_errors_have_names_C15() -> None
         runtime.close(4096)
 
 
+@pytest.mark.skipif(not LIBRARY.exists(), reason="needs CUDA's runtime library")
+def test_without_a_gpu_the_real_library_is_refused_with_cause_and_remedy() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(CudaUnavailable) as refused:
+        load_runtime([str(LIBRARY)])
+    told = str(refused.value)
+    assert re.match(r"CUDA cannot be used here: cudaGetDeviceCount: cudaError\w+ \(\d+\): \w", told)
+    assert ": install NVIDIA's driver" in told or "nvidia-smi" in told
+
+
 def test_a_library_that_lacks_a_call_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    with pytest.raises(cuda_runtime.CudaUnavailable, match="is too old"):
-        cuda_runtime.load_runtime()
+    with pytest.raises(CudaUnavailable, match=r"cudart.so lacks a call: .*cudaRuntimeGetVersion"):
+        load_runtime(["libcudart.so"])
+
+
+def test_where_no_library_can_be_loaded_that_is_said() -> None:
+    with pytest.raises(CudaUnavailable, match=r"^no libcudart.so.13 or .12 can be loaded$"):
+        load_runtime(["/nowhere/libcudart.so"])
 
 
 def test_an_error_names_the_call_its_number_and_its_name() -> None:
@@ -121,8 +101,6 @@ def test_what_is_no_handle_is_refused(content: bytes) -> None:
 
 
 def test_views_of_memory_do_not_own_it() -> None:
-    import torch
-
     memory = ctypes.create_string_buffer(b"abc", 3)
     view = as_bytes(ctypes.addressof(memory), 3, torch.device("cpu"))
     view[0] = ord("x")
