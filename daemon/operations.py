@@ -8,7 +8,7 @@ again elsewhere, as after a death. Every operation can be asked what it would do
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -103,23 +103,21 @@ class Operations:
         """Turn the running instances into the placement's: those that stay as they are go on.
 
         New ones on free devices are started first, then the old ones are drained and let go, then
-        the others are started.
+        the others are started. All or nothing: where one of these fails, what was begun is undone.
 
         Raises:
-            OperationRefused: the placement cannot run here.
+            OperationRefused: the placement cannot run here, or a part of it failed; says what
+                stands, where the former placement could not be restored as it was.
         """
         change = self.change_to(placement)
-        with self._alone("apply a placement"), self._promised(*(s.name for s in change.added)):
-            taken = set(_devices(ward.spec for ward in self._supervisor.wards.values()))
-            first = [spec for spec in change.added if not taken.intersection(_devices([spec]))]
-            first = [spec for spec in first if spec.name not in self._supervisor.wards]
-            for spec in first:
-                await self._add(spec)
-            for name in change.removed:
-                await self._remove(self._supervisor.wards[name], deadline_s)
-            for spec in change.added:
-                if spec not in first:
-                    await self._add(spec)
+        before = self._specs
+        names = {spec.name for spec in (*before, *change.added)}
+        with self._alone("apply a placement"), self._promised(*names):
+            try:
+                await self._take_over(change, deadline_s)
+            except OperationRefused as refused:
+                undone = await self._put_back(before, deadline_s)
+                raise OperationRefused(f"{refused}; {undone}") from refused
 
     # ---- what would be ----------------------------------------------------------------------
 
@@ -187,14 +185,50 @@ class Operations:
         placement = self._parts.configs.placement
         self._parts.configs.adopt(msgspec.structs.replace(placement, instances=tuple(specs)))
 
+    async def _take_over(self, change: "Change", deadline_s: float) -> None:
+        """As far as it goes."""
+        taken = set(_devices(ward.spec for ward in self._supervisor.wards.values()))
+        first = [spec for spec in change.added if not taken.intersection(_devices([spec]))]
+        first = [spec for spec in first if spec.name not in self._supervisor.wards]
+        for spec in first:
+            await self._add(spec)
+        for name in change.removed:
+            await self._remove(self._supervisor.wards[name], deadline_s)
+        for spec in change.added:
+            if spec not in first:
+                await self._add(spec)
+
+    async def _put_back(self, before: Sequence[InstanceSpec], deadline_s: float) -> str:
+        """Undo what a change has done; what came of it, in words.
+
+        An instance that was let go and does not come back at once is tried again, as after a death:
+        it could serve before.
+        """
+        late: dict[str, str] = {}
+        try:
+            for spec in [spec for spec in self._specs if spec not in before]:
+                await self._remove(self._supervisor.wards[spec.name], deadline_s)
+            for spec in [spec for spec in before if spec not in self._specs]:
+                if (reason := await self._started(spec)) is not None:
+                    late[spec.name] = reason
+        except OperationRefused as refused:
+            stand = ", ".join(spec.name for spec in self._specs)
+            return f"the former placement could not be restored: {refused}; there are now: {stand}"
+        self._adopt(before)  # in their order
+        told = [f"{name} is not back yet and is tried again: {late[name]}" for name in late]
+        return "; ".join(["the former placement is back", *told])
+
     async def _add(self, spec: InstanceSpec) -> None:
+        if (reason := await self._started(spec)) is not None:
+            await self._remove(self._supervisor.wards[spec.name], deadline_s=0.0)
+            raise OperationRefused(f"{spec.name} could not be started: {reason}")
+
+    async def _started(self, spec: InstanceSpec) -> str | None:
+        """Start one and wait until it can serve; why it did not at the first try, if so."""
         self._adopt([*self._specs, spec])
         ward = self._supervisor.add(spec)
         await self._until(lambda: ward.is_ready or ward.last_exit is not None)
-        if not ward.is_ready:
-            reason = ward.last_exit
-            await self._remove(ward, deadline_s=0.0)
-            raise OperationRefused(f"{spec.name} could not be started: {reason}")
+        return None if ward.is_ready else ward.last_exit
 
     async def _remove(self, ward: Ward, deadline_s: float) -> None:
         name = ward.spec.name

@@ -25,6 +25,7 @@ class Town:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.may_be_ready = True
+        self.hopeless: set[str] = set()  # instances that die before they are ready
         self.operations = Operations(
             Parts(
                 stage.config,
@@ -39,7 +40,7 @@ class Town:
     async def play(self) -> None:
         while True:
             process = await self.stage.started.get()
-            if self.may_be_ready:
+            if self.may_be_ready and process.config.name.instance not in self.hopeless:
                 self.stage.say_ready(process)
             else:
                 process.end("exit code 1")
@@ -242,6 +243,77 @@ async def test_a_placement_is_taken_over_with_what_stays_left_alone(
         assert {name: town.epoch(name) for name in kept} == kept
         assert town.stage.supervisor.wards["wide"].is_ready
         assert town.operations.change_to(placement).sentences == ["keep prefill-0, decode-0, wide"]
+
+
+def replanned(town: Town) -> Placement:
+    """`wide` is added on free devices, and `late` on those of decode-1, which it replaces."""
+    prefill, decode, replaced = town.stage.configs.placement.instances
+    segment = msgspec.structs.replace(decode.segments[0], devices=(3, 4))
+    wide = InstanceSpec("wide", Role.DECODE, Parallelism(2, 1), (segment,))
+    late = msgspec.structs.replace(replaced, name="late")
+    return Placement(version=1, instances=(prefill, decode, wide, late))
+
+
+async def test_a_placement_of_which_the_last_part_cannot_be_started_is_undone(
+    make_stage: MakeStage,
+) -> None:
+    """What had been added, and the want of what had been let go, once stayed."""
+    async with town_of(make_stage, prefill=1, decode=2) as town:
+        before = town.stage.configs.placement.instances
+        kept = {name: town.epoch(name) for name in ("prefill-0", "decode-0")}
+        town.hopeless = {"late"}
+        why = "late could not be started: exit code 1; the former placement is back$"
+        with pytest.raises(OperationRefused, match=why):
+            await town.operations.apply(replanned(town), 1.0)
+        assert town.names == ["prefill-0", "decode-0", "decode-1"]
+        assert town.stage.configs.placement.instances == before
+        assert {name: town.epoch(name) for name in kept} == kept
+        assert all(ward.is_ready for ward in town.stage.supervisor.wards.values())
+
+
+async def test_a_placement_of_which_the_first_part_cannot_be_started_touches_nothing(
+    make_stage: MakeStage,
+) -> None:
+    async with town_of(make_stage, prefill=1, decode=2) as town:
+        before = {name: town.epoch(name) for name in town.names}
+        town.hopeless = {"wide"}
+        with pytest.raises(OperationRefused, match="wide could not be started"):
+            await town.operations.apply(replanned(town), 1.0)
+        assert {name: town.epoch(name) for name in town.names} == before
+
+
+async def test_an_old_instance_that_is_not_back_at_once_is_told_and_tried_again(
+    make_stage: MakeStage,
+) -> None:
+    async with town_of(make_stage, prefill=1, decode=2) as town:
+        town.hopeless = {"late", "decode-1"}
+        with pytest.raises(OperationRefused, match="decode-1 is not back yet and is tried again"):
+            await town.operations.apply(replanned(town), 1.0)
+        town.hopeless = set()
+        assert town.names == ["prefill-0", "decode-0", "decode-1"]
+        while not town.stage.supervisor.wards["decode-1"].is_ready:
+            await town.stage.supervisor.changed()
+
+
+async def test_a_change_that_somebody_stops_half_way_says_what_stands_if_it_cannot_be_undone(
+    make_stage: MakeStage,
+) -> None:
+    """`wide` has work when it is to go again, and is taken back while it drains for that."""
+    async with town_of(make_stage, prefill=1, decode=2) as town:
+        controller = town.stage.controller
+        town.hopeless = {"late"}
+        applying = asyncio.ensure_future(town.operations.apply(replanned(town), 60.0))
+        while (wide := controller.instances.get("wide")) is None:
+            await town.stage.supervisor.changed()
+        wide.sequences[1] = 1
+        for _ in range(1000):  # turns of the loop until it is to go again
+            if not wide.is_draining:
+                await asyncio.sleep(0)
+        controller.undrain_instance("wide")
+        with pytest.raises(OperationRefused, match="not be restored: wide was taken back") as told:
+            await applying
+        assert str(told.value).endswith("there are now: prefill-0, decode-0, wide")
+        assert town.names == ["prefill-0", "decode-0", "wide"]
 
 
 async def test_a_placement_that_nobody_could_decode_in_is_refused(make_stage: MakeStage) -> None:
