@@ -3,7 +3,8 @@
 Pure arithmetic: what is known of queues and instances, and the clock, come in as facts.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -68,36 +69,61 @@ class Capacity:
                 )
 
 
+class Queue(Protocol):
+    """The prompts at an instance, in the order in which they are prefilled there."""
+
+    def left(self) -> list[int]:
+        """Of each prompt, the tokens that are still to be computed."""
+        ...
+
+    def before(self, num_tokens: int) -> list[int]:
+        """The same, of those that go before a prompt that comes now."""
+        ...
+
+    def last_of(self, prompts: list[int]) -> int:
+        """Which of several that come now is finished last, by its index."""
+        ...
+
+
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """What waits before a new request.
 
     Args:
         num_waiting: requests that do not decode yet, in the whole house; among them those whose
             blocks are held until a decode instance has room.
-        ahead: tokens of each prompt at the prefill instance that would get it, those of the
-            running step included.
+        queue: of the prefill instance that would get it, the running step included.
         times: what prompts take there; None while that is not known.
-        num_instances: how many prefill.
+        num_instances: how many take prompts.
     """
 
     num_waiting: int
-    ahead: Collection[int] = ()
+    queue: Queue | None = None
     times: PrefillTimes | None = None
     num_instances: int = 1
 
-    @property
-    def wait_s(self) -> float | None:
-        """Until all prompts ahead have been prefilled."""
-        if self.times is None:
+    def wait_s(self, prompts: Sequence[int]) -> float | None:
+        """Until all that goes before the last of these prompts has been prefilled, but for them."""
+        if self.times is None or self.queue is None:
             return None
-        return self.times.queued_s(self.ahead)
+        last = self.queue.last_of(list(prompts))
+        return self.times.queued_s(self.queue.before(prompts[last]))
+
+    def own_s(self, prompts: Sequence[int]) -> float:
+        """What these prompts take themselves, until the last of them has its first token."""
+        assert self.times is not None
+        assert self.queue is not None
+        others = list(prompts)
+        last = others.pop(self.queue.last_of(others))
+        return self.times.queued_s(others) + self.times.alone_s(last)
 
     @property
     def pace_s(self) -> float | None:
-        """Between one request that leaves the queue and the next: by the mean of those ahead, and
+        """Between one request that leaves the queue and the next: by the mean of those there, and
         with all instances at work."""
-        wait_s = self.wait_s
-        return wait_s / len(self.ahead) / max(1, self.num_instances) if wait_s else None
+        if self.times is None or self.queue is None:
+            return None
+        left = self.queue.left()
+        return self.times.queued_s(left) / len(left) / max(1, self.num_instances) if left else None
 
 
 class Turns:
@@ -120,7 +146,7 @@ class Admission:
 
     A request that nothing waits before is always taken: refusing it would not make it faster, and
     an estimate that has become wrong could otherwise never be corrected. The prompts of one call
-    are counted one behind the other.
+    are counted one behind the other, in the order in which they would be prefilled.
     """
 
     def __init__(self, *, max_queued: int, ttft_s: float | None = None) -> None:
@@ -161,15 +187,15 @@ class Admission:
     def _check_target(
         self, prompts: Sequence[int], line: Line, ttft_s: float, now_s: float
     ) -> None:
-        if line.times is None or not (wait_s := line.wait_s):
+        if not (wait_s := line.wait_s(prompts)):
             return
-        own_s = line.times.queued_s(prompts[:-1]) + line.times.alone_s(prompts[-1])
+        own_s = line.own_s(prompts)
         late_s = wait_s + own_s - ttft_s
         if late_s > 0:
             raise SloMissed(
                 f"the first token would come after {wait_s + own_s:.3g} s, {wait_s:.3g} s of them "
                 f"in the queue; the target is {ttft_s:.3g} s",
                 retry_after_s=self._turns.next_in_s(
-                    now_s, soonest_s=min(wait_s, late_s), apart_s=own_s / line.num_instances
+                    now_s, soonest_s=min(wait_s, late_s), apart_s=own_s / max(1, line.num_instances)
                 ),
             )

@@ -15,6 +15,7 @@ import msgspec
 from daemon.client_call import ClientCall
 from daemon.deadlines import TimeLimits
 from daemon.door import Door
+from daemon.drains import Drains
 from daemon.errors import Draining, RequestTimeout, ServeError, WorkerFailed
 from daemon.generation import NAMELESS, Delta, GenerationSpec, Origin, TokenStream
 from daemon.instances import Instance, InstanceTable
@@ -24,9 +25,21 @@ from daemon.text import ChoiceText, Tokenizer
 from daemon.timekeeper import Timekeeper
 from daemon.timelines import Timelines
 from daemon.trips import Trips
-from ipc.messages import Gone, Preempted, Prefilled, Pulled, Refused, Stats, TokenRow, Tokens
+from ipc.messages import (
+    Begun,
+    Chunked,
+    Gone,
+    Preempted,
+    Prefilled,
+    Pulled,
+    Refused,
+    Stats,
+    TokenRow,
+    Tokens,
+    WorkEvent,
+)
 
-LeaderEvent = Prefilled | Pulled | Gone | Preempted | Refused | Stats | Tokens
+LeaderEvent = WorkEvent | Tokens
 
 
 class Controller:
@@ -47,12 +60,15 @@ class Controller:
         self.on_load: Callable[[], None] = lambda: None  # a request came or ended
         self.timelines = Timelines()
         self._trips = Trips(self.instances, clock)
+        self._drains = Drains(self.instances, self._trips)
         self.timekeeper = Timekeeper(
             time_limits or TimeLimits(),
             self._trips,
             clock,
             end=self._run_out,
-            wait_s=lambda request: door.wait_s(self.instances, request.max_tokens),
+            wait_s=lambda request: door.wait_s(
+                self.instances, request.max_tokens, len(request.spec.prompt)
+            ),
         )
         self._trips.on_stranded = self.timekeeper.stranded
         self._tokenizer = tokenizer
@@ -64,7 +80,6 @@ class Controller:
         self._open: set[Request] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._clear: dict[str, asyncio.Event] = {}  # of instances that drain
 
     # ---- clients ----------------------------------------------------------------------------
 
@@ -177,32 +192,16 @@ class Controller:
         lost += [trip for trip in self._trips if trip.instance == name]
         for trip in lost:
             self._retry(trip, tuple(trip.choices), f"the worker {name} failed: {reason}")
-        self._look_at_draining()
-        self._clear.pop(name, None)
+        self._drains.ended(name)
 
     async def drain_instance(self, name: str) -> bool:
-        """Give it nothing new; return when nothing is left there, or, with False, when it was
-        taken back before. It stays drained, whatever comes of the waiting, until it is replaced
-        or `undrain_instance`."""
-        instance = self.instances.set_draining(name, True)
-        clear = self._clear.setdefault(name, asyncio.Event())
-        self._look_at_draining()
-        await clear.wait()
-        return instance.is_draining
+        """Give it nothing new and wait until nothing is left there: see `Drains.drain`."""
+        return await self._drains.drain(name)
 
     def undrain_instance(self, name: str) -> None:
         """Whoever waits until nothing is left there waits no longer."""
-        self.instances.set_draining(name, False)
-        if (clear := self._clear.pop(name, None)) is not None:
-            clear.set()
+        self._drains.take_back(name)
         self._trips.place_waiting()
-
-    def _look_at_draining(self) -> None:
-        for name, clear in self._clear.items():
-            instance = self.instances.get(name)
-            busy = instance is not None and instance.has_work
-            if not busy and not self._trips.is_reading_or_read(name):
-                clear.set()
 
     # ---- events -----------------------------------------------------------------------------
 
@@ -216,6 +215,10 @@ class Controller:
                 self._metrics.decode_step(len(event.rows))
                 for row in event.rows:
                     self._token(row, event.started_s)
+            case Begun(request_ids):
+                self._begun(instance, request_ids)
+            case Chunked():
+                self._door.chunked(instance, event)
             case Prefilled():
                 self._prefilled(instance, event)
             case Pulled():
@@ -231,8 +234,7 @@ class Controller:
                 instance.stats = event
             case _:
                 assert_never(event)
-        if self._clear:
-            self._look_at_draining()
+        self._drains.look()
 
     def _token(self, row: TokenRow, started_s: float) -> None:
         trip = self._trips.of_sequence(row.seq_id)
@@ -247,9 +249,14 @@ class Controller:
         if not trip.choices:
             self._end(trip, Phase.FINISHED)
 
+    def _begun(self, instance: Instance, request_ids: Sequence[int]) -> None:
+        for request_id in request_ids:
+            instance.queued.advance(request_id, 0)
+            if (trip := self._trips.get(request_id)) is not None:
+                self.timekeeper.begun(trip.request)
+
     def _prefilled(self, instance: Instance, event: Prefilled) -> None:
-        if (num_tokens := instance.queued.pop(event.request_id, None)) is not None:
-            self._door.saw(instance, event, num_tokens)
+        self._door.prefilled(instance, event)
         if event.handle is not None:
             self._trips.hold(event.request_id, event.handle)
         trip = self._trips.get(event.request_id)
@@ -257,7 +264,6 @@ class Controller:
             self._trips.release(event.request_id)
             return
         trip.request.clock.prefilled(event.started_s, event.ended_s)
-        self.timekeeper.prefilled(trip.request)
         trip.times.prefill_s = (event.started_s, event.ended_s)
         is_kept = event.handle is None and not all(event.finished)
         if is_kept:
@@ -318,7 +324,7 @@ class Controller:
 
     def _returned(self, instance: Instance, event: Gone | Refused, reason: str) -> None:
         """Nothing of these choices is left there."""
-        instance.queued.pop(event.request_id, None)
+        instance.queued.drop(event.request_id)
         self._trips.release(event.request_id)
         if (trip := self._trips.get(event.request_id)) is not None:
             self._retry(trip, event.seq_ids, reason)

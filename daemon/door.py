@@ -14,7 +14,7 @@ from daemon.errors import NotReady
 from daemon.generation import GenerationSpec
 from daemon.instances import Instance, InstanceTable
 from daemon.prefill_times import PrefillBook
-from ipc.messages import Prefilled
+from ipc.messages import Chunked, Prefilled
 from ipc.profile_table import ProfileTable
 
 logger = logging.getLogger(__name__)
@@ -82,17 +82,26 @@ class Door:
             return Line(num_waiting=num_waiting)
         return Line(
             num_waiting=num_waiting,
-            ahead=best.queued.values(),
+            queue=best.queued,
             times=self._book.of(best.name, best.spec.parallelism),
-            num_instances=sum(instance.role.prefills for instance in instances),
+            num_instances=sum(instance.takes_prompts for instance in instances),
         )
 
-    def wait_s(self, instances: InstanceTable, num_tokens: int) -> float:
-        """How long such a sequence would wait for its prefill if it came now."""
-        return self.line(instances, 0, num_tokens).wait_s or UNKNOWN_WAIT_S
+    def wait_s(self, instances: InstanceTable, num_tokens: int, num_prompt: int) -> float:
+        """How long a sequence that may become so long would wait for its prefill if it came now."""
+        return self.line(instances, 0, num_tokens).wait_s([num_prompt]) or UNKNOWN_WAIT_S
 
-    def saw(self, instance: Instance, event: Prefilled, num_tokens: int) -> None:
-        """A prompt of so many tokens has been prefilled there, and left the mirror's queue."""
+    def chunked(self, instance: Instance, event: Chunked) -> None:
+        """A part of a prompt has been computed there."""
+        instance.queued.advance(event.request_id, event.num_tokens)
+        self._saw(instance, event, event.num_tokens)
+
+    def prefilled(self, instance: Instance, event: Prefilled) -> None:
+        """The rest of a prompt has been computed there; of some it is the whole."""
+        if (num_tokens := instance.queued.finish(event.request_id)) is not None:
+            self._saw(instance, event, num_tokens)
+
+    def _saw(self, instance: Instance, event: Prefilled | Chunked, num_tokens: int) -> None:
         self._book.steps_of(instance.name).saw(
-            num_tokens, event.started_s, event.ended_s, has_more=bool(instance.queued)
+            num_tokens, event.started_s, event.ended_s, has_more=len(instance.queued) > 0
         )

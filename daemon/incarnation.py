@@ -7,14 +7,22 @@ import logging
 from daemon.remote_node import RemoteWorker
 from daemon.worker_process import WorkerProcess
 from ipc.channel import ChannelClosed
-from ipc.messages import Audit, Broken, Command, Exit, Hello, Loading, Ready, Released
+from ipc.messages import (
+    Audit,
+    Broken,
+    Command,
+    Exit,
+    Hello,
+    Loading,
+    Ready,
+    Released,
+    StartEvent,
+)
 from ipc.sockets import DaemonSocket, PeerGone
 from ipc.vocabulary import InstanceSpec, WorkerName
 
 logger = logging.getLogger(__name__)
 
-StartEvent = Hello | Loading | Broken | Ready | Released
-"""What workers say of themselves: how their start goes, and that they let go of others' pools."""
 Process = WorkerProcess | RemoteWorker
 
 # Block ids are an instance's: every rank's pool must have the same blocks.

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterator
 
 from daemon.dispatch import DecodeLoad, PrefillLoad, pick_decode, pick_prefill
+from daemon.prompt_queue import PromptQueue
 from ipc.kv_layout import RankLayout
 from ipc.messages import Command, Stats
+from ipc.prefill_policy import FirstComeFirstServed
 from ipc.vocabulary import InstanceSpec, Parallelism, Role
 
 
@@ -15,6 +17,7 @@ class Instance:
         layout: of its leader; blocks are the same on all ranks.
         send: to its leader; raises PeerGone.
         spec: where its stages are; None: one worker, on the same node as everybody.
+        policy: a queue such as its leader's; None: first come, first served.
     """
 
     def __init__(
@@ -26,6 +29,7 @@ class Instance:
         send: Callable[[Command], None],
         *,
         spec: InstanceSpec | None = None,
+        policy: FirstComeFirstServed[int] | None = None,
     ) -> None:
         self.name = name
         self.epoch = epoch
@@ -33,7 +37,9 @@ class Instance:
         self.layout = layout
         self.send = send
         self.spec = spec or InstanceSpec(name, role, Parallelism(), ())
-        self.queued: dict[int, int] = {}  # tokens to prefill, by request id
+        if policy is None:  # an empty one is false
+            policy = FirstComeFirstServed(max_tokens=1)
+        self.queued = PromptQueue(policy, layout.block_size, keeps=role.decodes)
         self.sequences: dict[int, int] = {}  # blocks in decode, by sequence id
         self.is_draining = False
         self.stats = Stats()
@@ -60,7 +66,7 @@ class Instance:
 
     @property
     def prefill_load(self) -> PrefillLoad:
-        return PrefillLoad(sum(self.queued.values()), num_sequences=len(self.sequences))
+        return PrefillLoad(self.queued.num_tokens, num_sequences=len(self.sequences))
 
     @property
     def decode_load(self) -> DecodeLoad:

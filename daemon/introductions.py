@@ -8,8 +8,9 @@ on one node: what would pull across nodes is refused before it is spawned.
 from collections.abc import Callable
 
 from daemon.incarnation import Incarnation
+from ipc.channel import PoolDescriptor
 from ipc.kv_layout import LayoutMismatch, RankLayout, check_same_blocks
-from ipc.messages import Command, PeerUp, PoolDescriptor
+from ipc.messages import Command, PeerUp
 from ipc.vocabulary import InstanceSpec, Role, WorkerName
 
 Tell = Callable[[Incarnation, WorkerName, Command], None]

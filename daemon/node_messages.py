@@ -12,18 +12,9 @@ from typing import TypeVar
 import msgspec
 import orjson
 
+from ipc.channel import PoolDescriptor
 from ipc.codec import Numbering, WireError
-from ipc.messages import (
-    Broken,
-    Exit,
-    Hello,
-    Loading,
-    PeerUp,
-    PoolDescriptor,
-    Ready,
-    Released,
-    WorkerConfig,
-)
+from ipc.messages import Broken, Exit, Hello, Loading, PeerUp, Ready, Released, WorkerConfig
 from ipc.vocabulary import WorkerName
 
 LINK_VERSION = 1

@@ -36,6 +36,7 @@ from daemon.node_messages import (
     Started,
     Tell,
 )
+from ipc.channel import PoolDescriptor
 from ipc.codec import WireError
 from ipc.curve import CurveKeys, call_with
 from ipc.messages import (
@@ -45,7 +46,6 @@ from ipc.messages import (
     Hello,
     Loading,
     PeerUp,
-    PoolDescriptor,
     Ready,
     Released,
     WorkerConfig,

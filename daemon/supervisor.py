@@ -2,8 +2,7 @@
 
 One task per instance. An instance lives and dies as a unit: when one of its processes ends, the
 others are killed and reaped, and only then is it announced down and started again, as a new
-epoch. Who may pull learns of the pools when they come up and forgets them when they go down.
-Instances are replaced, added and removed on request too.
+epoch. Instances are replaced, added and removed on request too.
 """
 
 import asyncio
@@ -12,20 +11,19 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
+from daemon.announcer import Announcer
 from daemon.controller import Controller
 from daemon.errors import ConfigError, StartFailed
-from daemon.incarnation import Incarnation, Process, StartEvent
-from daemon.instances import Instance
-from daemon.introductions import introduce, mismatch
+from daemon.incarnation import Incarnation, Process
 from daemon.metrics import Metrics
 from daemon.neighbours import Neighbours
-from daemon.partings import part, until_let_go
+from daemon.partings import until_let_go
 from daemon.quarantine import Quarantine
 from daemon.ward import Ward
 from daemon.worker_configs import WorkerConfigs
 from daemon.worker_process import WorkerProcess
-from ipc.messages import Command, WorkerConfig
-from ipc.sockets import DaemonSocket, PeerGone
+from ipc.messages import StartEvent, WorkerConfig
+from ipc.sockets import DaemonSocket
 from ipc.vocabulary import InstanceSpec, WorkerName
 
 logger = logging.getLogger(__name__)
@@ -63,6 +61,7 @@ class Supervisor:
         self._start_worker = start_worker
         self._neighbours = neighbours or Neighbours()
         self._quarantine = quarantine or Quarantine(max_deaths=0)
+        self._announcer = Announcer(configs, link, controller, metrics, self._lives_up)
         self._stopping = asyncio.Event()
         self._has_served = False
         self.wards = {spec.name: Ward(spec) for spec in configs.own_instances}
@@ -229,7 +228,7 @@ class Supervisor:
                 timeout=self._start_timeout_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            if life.is_ready and self._suits(life):
+            if life.is_ready and self._announcer.suits(life):
                 ward.was_ever_ready = True
                 self._announce_up(life)
             elif not life.is_ready and not over.done():
@@ -291,52 +290,15 @@ class Supervisor:
             life.join(name, await start(config))
             logger.info("%s started, process %d on %s", name, life.workers[name].pid, where)
 
-    def _suits(self, life: Incarnation) -> bool:
-        """Whether blocks can be copied between its pools and its peers'; it is doomed if not."""
-        for peer in self._lives_up():
-            if (reason := mismatch(life, peer)) is not None:
-                life.give_up(reason)
-                return False
-        return True
-
     def _announce_up(self, life: Incarnation) -> None:
-        """Introduce its pools to its peers and theirs to it, then let it be given work."""
-        for peer in self._lives_up():
-            introduce(life, peer, self._tell)
-            introduce(peer, life, self._tell)
-        life.is_up = True
-        ready = life.ready[life.leader]
-        logger.info(
-            "%s is ready: loaded in %.1f s, %d blocks of %d tokens, %s kernels",
-            life.spec.name,
-            ready.load_s,
-            ready.layout.num_blocks,
-            ready.layout.block_size,
-            ready.kernels,
-        )
-        self._metrics.instance_up(life.spec, ready.kernels)
-
-        def send(command: Command) -> None:
-            self._link.send(life.leader, life.epoch, command)
-
-        self._controller.instance_up(
-            Instance(life.spec.name, life.epoch, life.spec.role, ready.layout, send, spec=life.spec)
-        )
+        self._announcer.up(life)
         self._has_served = self._has_served or self._controller.instances.can_serve
         self._has_changed()
 
     def _announce_down(self, life: Incarnation, reason: str) -> None:
-        self._metrics.instance_down(life.spec, life.ready[life.leader].kernels)
-        if not self._stopping.is_set():  # else the peers are leaving too
-            part(life, self._lives_up(), self._tell)
-        self._controller.instance_down(life.spec.name, life.epoch, reason)
+        # While we stop, the peers are leaving too.
+        self._announcer.down(life, reason, tells_peers=not self._stopping.is_set())
         self._has_changed()
-
-    def _tell(self, life: Incarnation, name: WorkerName, command: Command) -> None:
-        try:
-            life.tell(name, command)
-        except PeerGone as error:
-            logger.info("%s did not hear %s: %s", name, type(command).__name__, error)
 
     def _lives_up(self) -> Iterator[Incarnation]:
         lives = (ward.life for ward in self.wards.values())

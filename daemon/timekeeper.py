@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from daemon.deadlines import Deadlines, TimeLimits
 from daemon.errors import NotReady, QueueTimeout, RequestTimeout, ServeError
-from daemon.request import ENDED, Phase, Request, Trip
+from daemon.request import Request, Trip
 from daemon.trips import Trips
 
 
@@ -51,8 +51,9 @@ class Timekeeper:
         self._set(_Limit.QUEUE, request, now_s + self._limits.queue_s)
         self._set(_Limit.REQUEST, request, now_s + self._limits.request_s)
 
-    def prefilled(self, request: Request) -> None:
-        """It has waited long enough; what comes later (a preemption, a death) is not the queue."""
+    def begun(self, request: Request) -> None:
+        """Its turn has come: from here on only the limit of its whole life counts, for what may
+        come later (a preemption, a death) is not the queue. Idempotent."""
         self._deadlines.drop((_Limit.QUEUE, request))
 
     def ended(self, request: Request) -> None:
@@ -100,11 +101,6 @@ class Timekeeper:
             ))  # fmt: skip
 
     def _waited(self, request: Request) -> None:
-        """Whoever is at the head of an instance's queue has had its turn come: its step may be
-        running, and from here on only the limit of its whole life counts."""
-        under_way = [trip for trip in request.trips if trip.phase not in ENDED]
-        if any(trip.phase is Phase.PREFILL and self._trips.has_turn(trip) for trip in under_way):
-            return
         self._end(request, QueueTimeout(
             f"the request has waited for {self._limits.queue_s:g} s without its turn coming",
             retry_after_s=self._wait_s(request),

@@ -58,11 +58,6 @@ class Trips:
         """No instance is up that could go on with it."""
         return trip in self._unplaced
 
-    def has_turn(self, trip: Trip) -> bool:
-        """Nothing was sent to its prefill instance before it that has not come back."""
-        instance = self._instances.get(trip.instance) if trip.instance else None
-        return instance is not None and next(iter(instance.queued), None) == trip.request_id
-
     def count_phases(self) -> dict[str, int]:
         counts = {phase.name.lower(): 0 for phase in Phase if phase not in ENDED}
         for trip in self._trips.values():
@@ -220,7 +215,9 @@ class Trips:
             sampling=spec.sampling,
             prompt_logprobs=None if trip.output else spec.prompt_logprobs,
         )
-        instance.queued[trip.request_id] = trip.num_tokens
+        instance.queued.add(
+            trip.request_id, request.arrival, trip.num_tokens, num_choices=len(trip.choices)
+        )
         trip.instance = trip.times.prefill_instance = instance.name
         trip.enter(Phase.PREFILL)
         self.send(instance, command)

@@ -10,6 +10,7 @@ from daemon.devices import read_devices
 from daemon.meeting_points import MeetingPoints
 from daemon.placement import devices_in_use, own_node
 from ipc.messages import MixedPolicy, WorkerConfig
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import InstanceSpec, Placement, PrefillPolicy, WorkerName
 
 
@@ -45,13 +46,23 @@ class WorkerConfigs:
         """Those whose home is this node."""
         return [spec for spec in self.placement.instances if spec.home == self._node]
 
+    def limits_of(self, spec: InstanceSpec) -> BatchLimits:
+        """Of its leader's steps. Chunks beside decodes are taken first come, first served."""
+        config = self._config
+        is_chunked = spec.chunk_tokens is not None
+        return BatchLimits(
+            spec.prefill_tokens or config.prefill_tokens,
+            config.max_batch,
+            PrefillPolicy.FCFS if is_chunked else config.prefill_policy,
+        )
+
     def of(self, spec: InstanceSpec, epoch: int, name: WorkerName) -> WorkerConfig:
         """For one worker of one incarnation."""
         config = self._config
         device = spec.segments[name.stage].devices[name.tp_rank]
         is_here = spec.node_of(name) == self._node  # else its host says
         cores, num_threads = self._cpu_share(device) if is_here else ((), 1)
-        meeting = self._meeting_points.of(spec, epoch)
+        meeting, limits = self._meeting_points.of(spec, epoch), self.limits_of(spec)
         return WorkerConfig(
             name=name,
             epoch=epoch,
@@ -70,9 +81,9 @@ class WorkerConfigs:
             kv_bytes=config.kv_bytes(spec.role),
             block_size=config.block_size,
             max_context_tokens=self._max_context,
-            prefill_tokens=spec.prefill_tokens or config.prefill_tokens,
-            max_batch=config.max_batch,
-            prefill_policy=self._prefill_policy(spec),
+            prefill_tokens=limits.prefill_tokens,
+            max_batch=limits.max_batch,
+            prefill_policy=limits.prefill_policy,
             mixed=MixedPolicy(chunk_tokens=spec.chunk_tokens),
             num_token_ids=self._num_token_ids,
             group_endpoint=meeting.plans,
@@ -94,11 +105,6 @@ class WorkerConfigs:
             cpu_cores=cores,
             num_threads=num_threads,
         )
-
-    def _prefill_policy(self, spec: InstanceSpec) -> PrefillPolicy:
-        """Chunks beside decodes are taken first come, first served."""
-        is_chunked = spec.chunk_tokens is not None
-        return PrefillPolicy.FCFS if is_chunked else self._config.prefill_policy
 
     def forget(self, epoch: int) -> None:
         """All workers of that epoch are gone: so is where they met."""

@@ -10,7 +10,9 @@ from daemon.segment_host import SegmentHost
 from daemon.supervisor import Supervisor
 from ipc.messages import (
     Alive,
+    Begun,
     Broken,
+    Chunked,
     Event,
     Gone,
     Hello,
@@ -65,6 +67,8 @@ def _route(
     worker, epoch = sender
     match event:
         case Tokens() | Prefilled() | Pulled() | Gone() | Preempted() | Refused():
+            controller.on_event(worker.instance, epoch, event)
+        case Begun() | Chunked():
             controller.on_event(worker.instance, epoch, event)
         case Stats(beat=beat):
             controller.on_event(worker.instance, epoch, event)

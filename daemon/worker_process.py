@@ -14,7 +14,8 @@ import sys
 from typing import Self
 
 from ipc import channel
-from ipc.messages import PoolDescriptor, WorkerConfig
+from ipc.channel import PoolDescriptor
+from ipc.messages import WorkerConfig
 
 
 class WorkerProcess:

@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from gpu_workers.batching import BatchLimits
 from gpu_workers.block_pool import BlockPool
 from gpu_workers.draft import Draft
-from gpu_workers.prefill_policy import FirstComeFirstServed, Turn, prefill_queue
 from gpu_workers.sequences import PrefillJob, finish_reason
 from gpu_workers.step_plan import NewSequence, Row, RowResult
 from ipc.kv_layout import blocks_for
-from ipc.messages import Gone, Prefill, Prefilled
+from ipc.messages import Begun, Chunked, Gone, Prefill, Prefilled
+from ipc.prefill_policy import BatchLimits, FirstComeFirstServed, Turn, prefill_queue
 from ipc.vocabulary import FinishReason, KVHandle
 
 
@@ -35,6 +34,7 @@ class PrefillSide:
         self._queue: FirstComeFirstServed[PrefillJob] = prefill_queue(limits)
         self._waiting: dict[int, PrefillJob] = {}
         self._started: dict[int, PrefillJob] = {}
+        self._begun: list[int] = []  # of these, those that nobody has been told of
 
     @property
     def num_waiting(self) -> int:
@@ -81,6 +81,11 @@ class PrefillSide:
         )
         self._draft_turns(turns, draft)
 
+    def take_begun(self) -> Begun | None:
+        """Whose turn has come with the draft, for the first time; to be told once."""
+        begun, self._begun = tuple(self._begun), []
+        return Begun(begun) if begun else None
+
     def launched(self, now_s: float) -> None:
         """The draft's rows have been launched: stages begin here."""
         for job in self._started.values():
@@ -90,16 +95,20 @@ class PrefillSide:
     def owns(self, sequence: int) -> bool:
         return sequence in self._started
 
-    def collect_chunks(self, step_id: int, draft: Draft) -> list[Gone]:
+    def collect_chunks(
+        self, step_id: int, draft: Draft, *, started_s: float, ended_s: float
+    ) -> list[Gone | Chunked]:
         """Chunks whose prompt goes on: they drew nothing, but may have been aborted meanwhile."""
-        gone = []
+        events: list[Gone | Chunked] = []
         for job in [j for j in self._started.values() if j.step_id == step_id and j.remaining]:
             job.step_id = None
             if job.is_aborted:
-                gone.append(self._drop(job, draft))
-            else:
-                self._queue.rejoin(job.ticket)
-        return gone
+                events.append(self._drop(job, draft))
+                continue
+            request_id = job.command.request_id
+            events.append(Chunked(request_id, job.num_in_step, started_s, ended_s))
+            self._queue.rejoin(job.ticket)
+        return events
 
     def collect(
         self, row: RowResult, ended_s: float, draft: Draft, adopt: Callable[..., None]
@@ -155,6 +164,7 @@ class PrefillSide:
             if self._waiting.pop(job.command.request_id, None) is not None:
                 self._start(job, draft)
             job.num_computed += num_new
+            job.num_in_step = num_new
             job.step_id = draft.step_id
             draft.rows.append(Row(job.command.request_id, num_new, draws=job.remaining == 0))
 
@@ -162,6 +172,7 @@ class PrefillSide:
         command = job.command
         job.blocks = self._pool.reserve(job.num_blocks)
         self._started[command.request_id] = job
+        self._begun.append(command.request_id)
         sequence = NewSequence(
             sequence=command.request_id,
             choices=command.choices,

@@ -8,7 +8,6 @@ one of them is in no other until it has been collected. Time comes in as an argu
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_workers.batching import BatchLimits
 from gpu_workers.block_pool import BlockPool
 from gpu_workers.decode_side import DecodeSide
 from gpu_workers.draft import Draft
@@ -25,6 +24,7 @@ from ipc.messages import (
     TokenRow,
     Tokens,
 )
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import FinishReason, Parallelism, Role
 
 ALONE = Parallelism()
@@ -127,6 +127,8 @@ class Scheduler:
             draft, free_blocks=self.decodes.room(), free_places=self._free_places
         ):
             self.outbox += self.decodes.draft_rows(draft)
+        if (begun := self.prefills.take_begun()) is not None:
+            self.outbox.append(begun)
         return None if draft.is_empty else draft.take()
 
     def _draft_chunked(self, chunk_tokens: int) -> None:
@@ -155,7 +157,9 @@ class Scheduler:
     def collect(self, result: StepResult, *, started_s: float, ended_s: float) -> None:
         """A launched step has ended: its tokens become events."""
         self.pool.step_collected()
-        self.outbox += self.prefills.collect_chunks(result.step_id, self._draft)
+        self.outbox += self.prefills.collect_chunks(
+            result.step_id, self._draft, started_s=started_s, ended_s=ended_s
+        )
         rows: list[TokenRow] = []
         for row in result.rows:
             if self.prefills.owns(row.sequence):

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpu_workers.batching import WaitingPrompt, fork_blocks
-from gpu_workers.prefill_policy import Ticket
+from ipc.kv_layout import fork_blocks
 from ipc.messages import Decode, Prefill
+from ipc.prefill_policy import Ticket, WaitingPrompt
 from ipc.vocabulary import FinishReason, SamplingParams
 
 
@@ -19,7 +19,8 @@ class PrefillJob:
     blocks: tuple[int, ...] = ()
     num_computed: int = 0
     started_s: float | None = None
-    step_id: int | None = None  # of the step under way that has a row of it
+    step_id: int | None = None  # of the step under way that has a row of it ...
+    num_in_step: int = 0  # ... with so many tokens
     is_aborted: bool = False
     ticket: "Ticket[PrefillJob]" = field(init=False, repr=False)
 

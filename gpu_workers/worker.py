@@ -17,7 +17,6 @@ from contextlib import ExitStack, closing, contextmanager
 import torch
 
 from gpu_workers import lifeline
-from gpu_workers.batching import BatchLimits
 from gpu_workers.collectives import CollectivesFailed
 from gpu_workers.errors import ModelError
 from gpu_workers.follower import Follower, Peers
@@ -30,11 +29,13 @@ from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
 from gpu_workers.worker_engine import WorkerEngine
 from ipc import channel
+from ipc.channel import PoolDescriptor
 from ipc.codec import WireError
 from ipc.cuda_runtime import CudaError, CudaUnavailable
 from ipc.curve import CurveKeys
 from ipc.kv_shm import PoolUnavailable
-from ipc.messages import Broken, Hello, PeerUp, PoolDescriptor, Ready, WorkerConfig
+from ipc.messages import Broken, Hello, PeerUp, Ready, WorkerConfig
+from ipc.prefill_policy import BatchLimits
 from ipc.sockets import WorkerSocket
 from ipc.vocabulary import WorkerName
 

@@ -10,9 +10,17 @@ import socket
 import msgspec
 import orjson
 
-from ipc.messages import PoolDescriptor, WorkerConfig
+from ipc.messages import WorkerConfig
+from ipc.vocabulary import WorkerName
 
 _MAX_BYTES = 1 << 16
+
+
+class PoolDescriptor(msgspec.Struct, frozen=True, tag=True):
+    """Precedes a memory file descriptor: whose pool it is, and of which incarnation."""
+
+    worker: WorkerName
+    epoch: int
 
 
 class ChannelClosed(Exception):

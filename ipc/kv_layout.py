@@ -66,6 +66,15 @@ class RankLayout(msgspec.Struct, frozen=True):
         return blocks_for(num_tokens, self.block_size)
 
 
+def fork_blocks(num_tokens: int, num_choices: int, block_size: int) -> int:
+    """Blocks that a prompt of so many computed tokens takes for all its choices together.
+
+    Full blocks are shared by all; each choice after the first has its own copy of a partial one.
+    """
+    has_partial = num_tokens % block_size != 0
+    return blocks_for(num_tokens, block_size) + (num_choices - 1 if has_partial else 0)
+
+
 class Piece(msgspec.Struct, frozen=True):
     """What one destination rank copies from one source rank, for every block: local indices."""
 

@@ -23,7 +23,7 @@ from ipc.vocabulary import (
     WorkerName,
 )
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class LoadFormat(StrEnum):
@@ -207,6 +207,21 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     is_device_memory: bool = False
 
 
+class Begun(msgspec.Struct, frozen=True, tag=True):
+    """These prompts have their turn: a step with them, or with their first chunks, is launched."""
+
+    request_ids: tuple[int, ...]
+
+
+class Chunked(msgspec.Struct, frozen=True, tag=True):
+    """So many tokens of a prompt were computed in a step, and more of it are still to be."""
+
+    request_id: int
+    num_tokens: int
+    started_s: float
+    ended_s: float
+
+
 class Prefilled(msgspec.Struct, frozen=True, tag=True):
     """One next token per choice. `handle` is None when nothing is left to hand over.
 
@@ -321,27 +336,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     pull_path: str = ""
 
 
-Event = (
-    Hello
-    | Loading
-    | Broken
-    | Ready
-    | Prefilled
-    | Pulled
-    | Gone
-    | Preempted
-    | Refused
-    | Released
-    | Alive
-    | Stats
-)
-
-
-# ---- the channel: an inherited Unix socket pair that carries descriptors ---------------------
-
-
-class PoolDescriptor(msgspec.Struct, frozen=True, tag=True):
-    """Precedes a memory file descriptor: whose pool it is, and of which incarnation."""
-
-    worker: WorkerName
-    epoch: int
+StartEvent = Hello | Loading | Broken | Ready | Released
+"""What workers say of themselves: how their start goes, and that they let go of others' pools."""
+WorkEvent = Begun | Chunked | Prefilled | Pulled | Gone | Preempted | Refused | Stats
+"""What leaders say of requests, and of their books."""
+Event = StartEvent | WorkEvent | Alive

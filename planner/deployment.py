@@ -7,7 +7,7 @@ model, a KV capacity and batch limits for each instance.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpu_workers.batching import BatchLimits
+from ipc.prefill_policy import BatchLimits
 from ipc.profile_table import SATURATION
 from ipc.vocabulary import Parallelism, PrefillPolicy, Role
 from planner.errors import ProfileError

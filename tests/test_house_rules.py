@@ -29,7 +29,7 @@ PURE = (
     "ipc.sharding",
     "daemon.dispatch",
     "gpu_workers.batching",
-    "gpu_workers.prefill_policy",
+    "ipc.prefill_policy",
 )
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 MODULES = [path for path in SOURCES if path.name != "__init__.py"]

@@ -1,4 +1,4 @@
-"""The other process of the check's pulls: has pools, fills them, and overwrites them when told.
+"""The other process of pulls that are checked or timed: has pools, fills them, overwrites them.
 
 It is spoken to over an inherited socket, one message a line of JSON, and ends with it.
 """
@@ -20,8 +20,8 @@ from gpu_workers.check_gpu.backend import Backend
 from gpu_workers.engine import TORCH_DTYPES
 from gpu_workers.kv_exchange import OwnExchange
 from ipc import channel
+from ipc.channel import PoolDescriptor
 from ipc.kv_layout import RankLayout
-from ipc.messages import PoolDescriptor
 from ipc.vocabulary import WorkerName
 
 OWNER = "exporter"
@@ -62,20 +62,23 @@ def pattern(layout: RankLayout, seed: int) -> torch.Tensor:
 
 
 class Exporter:
-    """The stage's end: starts the process, and speaks to it.
+    """The end of who asks: starts the process, and speaks to it.
+
+    Args:
+        command: starts it.
 
     Raises:
         ChannelClosed, OSError: it has ended, or does not answer.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         with ExitStack() as undo:
             self._channel, theirs = channel.make_pair()
             undo.callback(self._channel.close)
             with theirs:
                 self._process = subprocess.Popen(
                     [
-                        *backend.exporter_command,
+                        *command,
                         *("--channel", str(theirs.fileno()), "--parent", str(os.getpid())),
                     ],
                     stdin=subprocess.DEVNULL,

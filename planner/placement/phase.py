@@ -9,7 +9,7 @@ Poisson does. The composed placement is simulated as a whole for that.
 from collections.abc import Sequence
 from math import inf
 
-from gpu_workers.batching import BatchLimits
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import Role
 from planner.latency.interface import EQUAL, Chunk, Estimate, Source, StepLine
 from planner.simulator.service import InstanceModel

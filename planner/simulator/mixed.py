@@ -8,8 +8,8 @@ Chunks may also follow vLLM's rules of admission and preemption (`MixedRules`).
 from collections.abc import Callable, Sequence
 from math import inf, nextafter
 
-from gpu_workers.prefill_policy import FirstComeFirstServed, Turn, prefill_queue
 from ipc.kv_layout import blocks_for
+from ipc.prefill_policy import FirstComeFirstServed, Turn, prefill_queue
 from planner.latency.interface import Chunk
 from planner.simulator.decode import DecodePool
 from planner.simulator.lane import Lane

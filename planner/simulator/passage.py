@@ -6,9 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpu_workers.batching import WaitingPrompt
-from gpu_workers.prefill_policy import Ticket, Turn
 from ipc.kv_layout import blocks_for
+from ipc.prefill_policy import Ticket, Turn, WaitingPrompt
 from planner.latency.interface import Chunk
 from planner.simulator.timeline import Timeline
 from planner.workload.requests import Requests

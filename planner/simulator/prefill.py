@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable
 from math import inf
 
-from gpu_workers.prefill_policy import FirstComeFirstServed, Turn, prefill_queue
+from ipc.prefill_policy import FirstComeFirstServed, Turn, prefill_queue
 from planner.latency.interface import LatencyModel
 from planner.simulator.passage import Agenda, Passage, Record, chunk_of
 from planner.simulator.service import InstanceModel, Service

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gpu_workers.batching import BatchLimits
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import PrefillPolicy, Role
 from planner.errors import PlannerError
 from planner.latency.interface import LatencyModel

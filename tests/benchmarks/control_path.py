@@ -17,13 +17,13 @@ from contextlib import ExitStack, closing
 from rich.console import Console
 from rich.table import Table
 
-from gpu_workers.batching import BatchLimits
 from gpu_workers.group import drawer, ranks
 from gpu_workers.plan_bus import FollowerBus, LeaderBus, Waiting
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
 from gpu_workers.step_plan import Row, RowResult, StepResult
 from ipc.messages import MixedPolicy, Prefill
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import Parallelism, Role, SamplingParams, WorkerName
 
 BATCH = 64

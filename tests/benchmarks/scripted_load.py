@@ -13,7 +13,6 @@ from contextlib import closing, contextmanager
 
 import msgspec
 
-from gpu_workers.batching import BatchLimits
 from gpu_workers.group import GroupExchange, GroupExecutor
 from gpu_workers.leader import Leader
 from gpu_workers.plan_bus import LeaderBus, Waiting
@@ -22,6 +21,7 @@ from gpu_workers.profiling import ranks
 from gpu_workers.profiling.ranks import INSTANCE, LEADER, Subject
 from gpu_workers.scheduler import Scheduler
 from ipc.messages import Command, Event, Exit, MixedPolicy, PeerUp, Prefill, Prefilled, Tokens
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import Role, SamplingParams
 from tests.benchmarks.watched_rank import Step, Watched, steps_file, watched
 

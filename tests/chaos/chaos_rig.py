@@ -4,10 +4,10 @@ import random
 from collections import deque
 from typing import Any
 
-from gpu_workers.batching import BatchLimits
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
 from ipc.messages import Audit, Command, MixedPolicy
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import Parallelism, Role
 from tests.chaos.memory_engine import MemoryExchange, MemoryExecutor
 from tests.gpu_workers.rig import BLOCK_SIZE, Rig

@@ -14,7 +14,7 @@ from daemon.instances import Instance
 from daemon.metrics import Metrics
 from daemon.text import Tokenizer
 from ipc.kv_layout import RankLayout, Span
-from ipc.messages import Abort, Command, Decode, Prefill, Prefilled, Pulled, TokenRow, Tokens
+from ipc.messages import Abort, Begun, Command, Decode, Prefill, Prefilled, Pulled, TokenRow, Tokens
 from ipc.vocabulary import DType, FinishReason, KVHandle, Role, SamplingParams
 
 LAYOUT = RankLayout(Span(0, 1), Span(0, 1), 10_000, 4, 1, DType.FP32)
@@ -72,8 +72,13 @@ class MuteHouse:
     def prefills(self) -> list[Prefill]:
         return [command for command in self.sent["p0"] if isinstance(command, Prefill)]
 
+    def begun(self, *commands: Prefill) -> None:
+        """p0 launches a step with these prompts."""
+        self.hears("p0", Begun(tuple(command.request_id for command in commands)))
+
     def prefilled(self, command: Prefill, started_s: float, ended_s: float) -> None:
         """p0 has prefilled a prompt and holds its blocks."""
+        self.begun(command)
         handle = KVHandle("p0", EPOCH, command.request_id, (0,), len(command.prompt))
         event = Prefilled(command.request_id, (65,), (None,), handle, started_s, ended_s)
         self.hears("p0", event)

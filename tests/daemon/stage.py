@@ -12,7 +12,6 @@ from daemon.admission import Capacity
 from daemon.config import DaemonConfig
 from daemon.controller import Controller
 from daemon.door import Door
-from daemon.incarnation import StartEvent
 from daemon.meeting_points import MeetingPoints
 from daemon.metrics import Metrics
 from daemon.neighbours import Neighbours
@@ -23,8 +22,9 @@ from daemon.text import Tokenizer
 from daemon.ward import Ward
 from daemon.worker_configs import WorkerConfigs
 from daemon.worker_process import WorkerProcess
+from ipc.channel import PoolDescriptor
 from ipc.kv_layout import RankLayout
-from ipc.messages import Command, Exit, PoolDescriptor, Ready, WorkerConfig
+from ipc.messages import Command, Exit, Ready, StartEvent, WorkerConfig
 from ipc.sharding import ModelSizes, shard
 from ipc.sockets import DaemonSocket
 from ipc.vocabulary import DType, Placement, WorkerName

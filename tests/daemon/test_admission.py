@@ -7,7 +7,9 @@ import pytest
 from daemon.admission import Admission, Capacity, Line
 from daemon.errors import InvalidRequest, PromptTooLong, QueueFull, SloMissed
 from daemon.generation import GenerationSpec
+from daemon.prompt_queue import PromptQueue
 from ipc.kv_layout import RankLayout, Span
+from ipc.prefill_policy import FirstComeFirstServed, SkipJoin
 from ipc.vocabulary import DType, SamplingParams
 
 
@@ -22,11 +24,19 @@ class Times:
 
 
 def line(
-    *ahead: int, num_waiting: int | None = None, known: bool = True, instances: int = 1
+    *ahead: int,
+    num_waiting: int | None = None,
+    known: bool = True,
+    instances: int = 1,
+    policy: FirstComeFirstServed[int] | None = None,
 ) -> Line:
+    in_order = FirstComeFirstServed[int](100)
+    queue = PromptQueue(in_order if policy is None else policy, block_size=16)
+    for number, num_tokens in enumerate(ahead):
+        queue.add(number, number, num_tokens)
     return Line(
         num_waiting=len(ahead) if num_waiting is None else num_waiting,
-        ahead=ahead,
+        queue=queue,
         times=Times() if known else None,
         num_instances=instances,
     )
@@ -125,6 +135,26 @@ def test_the_prompts_of_a_call_wait_for_each_other() -> None:
     admission = Admission(max_queued=100, ttft_s=3.0)
     admission.check([100, 100], line(40), 0.0)
     assert refusal(admission, [100, 100, 100], line(40)).retry_after_s == pytest.approx(0.4)
+
+
+def test_a_short_prompt_waits_for_those_alone_that_it_does_not_overtake() -> None:
+    """Own 1.5 s, target 3 s; the long prompt once counted before whoever came."""
+    admission, waiting = Admission(max_queued=100, ttft_s=3.0), (10_000, 100, 50)
+    admission.check([100], line(*waiting, policy=SkipJoin(100)), 0.0)
+    refusal(admission, [100], line(*waiting))
+    behind = line(*waiting, policy=SkipJoin(100))
+    error = refusal(Admission(max_queued=100, ttft_s=110.0), [20_000], behind)
+    assert "102 s of them in the queue" in error.message
+
+
+def test_of_a_call_the_prompt_that_is_finished_last_decides() -> None:
+    """The short one overtakes the long one before it, of 4.5 s in all."""
+    admission = Admission(max_queued=100, ttft_s=5.0)
+    admission.check([400, 10], line(40, policy=SkipJoin(100)), 0.0)
+    admission.check([10, 400], line(40, policy=SkipJoin(100)), 0.0)
+    assert refusal(admission, [401, 10], line(40, policy=SkipJoin(100))).message.startswith(
+        "the first token would come after 5.01 s, 0.4 s of them in the queue"
+    )
 
 
 def test_what_fits_the_context_but_no_pool_is_refused_with_the_limit_E5() -> None:

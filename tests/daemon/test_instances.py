@@ -56,7 +56,7 @@ def test_every_pair_of_stages_with_the_same_layers_must_share_a_node() -> None:
 def test_who_has_nobody_to_hand_to_prefills_only_when_nobody_else_does() -> None:
     stranded, served = instance("p0", Role.PREFILL, "n0"), instance("p1", Role.PREFILL, "n1")
     decode = instance("d1", Role.DECODE, "n1")
-    served.queued[1] = 1000
+    served.queued.add(1, arrival=1, num_tokens=1000)
     up = table(stranded, served, decode)
     assert up.best_prefill(10) is served
     up.remove("d1", 1)
@@ -97,17 +97,22 @@ def test_a_slow_prefill_instance_gets_less() -> None:
     fast, slow = instance("p0", Role.PREFILL), instance("p1", Role.PREFILL)
     up = table(fast, slow, instance("d", Role.DECODE))
     speeds, num_given = {"p0": 30, "p1": 10}, {"p0": 0, "p1": 0}
+    waiting: dict[str, list[tuple[int, int]]] = {"p0": [], "p1": []}
     for step in range(1000):
         if step % 3 == 0:
             chosen = up.best_prefill(100)
             assert chosen is not None
             num_given[chosen.name] += 1
-            chosen.queued[step] = 100
+            chosen.queued.add(step, arrival=step, num_tokens=100)
+            waiting[chosen.name].append((step, 100))
         for one in (fast, slow):
-            for request_id in list(one.queued)[:1]:
-                one.queued[request_id] -= speeds[one.name]
-                if one.queued[request_id] <= 0:
-                    del one.queued[request_id]
+            if queue := waiting[one.name]:
+                request_id, num_left = queue.pop(0)
+                if (num_left := num_left - speeds[one.name]) > 0:
+                    one.queued.advance(request_id, speeds[one.name])
+                    queue.insert(0, (request_id, num_left))
+                else:
+                    one.queued.finish(request_id)
     assert 2 < num_given["p0"] / num_given["p1"] < 4
 
 

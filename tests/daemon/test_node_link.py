@@ -12,8 +12,9 @@ import zmq.asyncio
 from daemon.link_terms import Terms
 from daemon.node_messages import Join, Joined, Kill, Ping, Pong, Spawn, Started, Tell
 from daemon.remote_node import RemoteWorker
+from ipc.channel import PoolDescriptor
 from ipc.curve import CurveKeys, new_keys
-from ipc.messages import Broken, Exit, Hello, PeerUp, PoolDescriptor, Ready
+from ipc.messages import Broken, Exit, Hello, PeerUp, Ready
 from ipc.sockets import PeerGone
 from ipc.vocabulary import WorkerName
 from tests.daemon.stage import PlayedProcess, layout_of

@@ -28,6 +28,7 @@ def test_who_waits_too_long_for_a_prefill_is_refused_and_gives_its_place_up_D14(
     first, second = house.ask(100), house.ask(100)
     with pytest.raises(QueueFull):
         house.ask(100)
+    house.begun(house.prefills()[0])
     house.wait_until(9.9)
     assert error_of(second) is None
     house.wait_until(10.0)
@@ -39,6 +40,27 @@ def test_who_waits_too_long_for_a_prefill_is_refused_and_gives_its_place_up_D14(
     assert error_of(first) is None, "its turn had come"
     house.ask(100)
     assert refused(house) == {"queue_full": 1, "queue_timeout": 1}
+
+
+def test_prompts_that_are_packed_with_the_head_of_the_queue_are_not_timed_out_D14(
+    tokenizer: Tokenizer,
+) -> None:
+    """Their step runs: they once were answered 429 in the middle of it."""
+    house = MuteHouse(tokenizer, time_limits=LIMITS)
+    packed = [house.ask(100) for _ in range(3)]
+    behind = house.ask(100)
+    house.wait_until(9.0)
+    house.begun(*house.prefills()[:3])
+    house.wait_until(50.0)
+    assert [error_of(call) for call in packed] == [None] * 3
+    assert isinstance(error_of(behind), QueueTimeout)
+
+
+def test_a_prompt_that_waits_at_the_head_for_blocks_is_timed_out_D14(tokenizer: Tokenizer) -> None:
+    house = MuteHouse(tokenizer, time_limits=LIMITS)
+    first = house.ask(100)
+    house.wait_until(10.0)
+    assert isinstance(error_of(first), QueueTimeout)
 
 
 def test_a_request_whose_prefill_was_in_time_may_decode_for_longer(tokenizer: Tokenizer) -> None:
@@ -56,6 +78,7 @@ def test_no_request_lives_longer_than_its_limit_wherever_it_is_A15_A16_A22(
 ) -> None:
     house = MuteHouse(tokenizer, time_limits=LIMITS)
     call = house.ask(100)
+    house.begun(house.prefills()[0])
     if phase != "prefill":
         house.prefilled(house.prefills()[0], 0.0, 1.0)
     if phase == "decode":

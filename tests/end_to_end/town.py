@@ -200,7 +200,7 @@ class Town:
             assert house.rig.num_sequences == 0, f"{house.rig.name} has sequences"
         assert self.controller.num_open == 0
         for instance in self.controller.instances:
-            assert instance.queued == {}, f"{instance.name} is thought to have a queue"
+            assert not instance.queued, f"{instance.name} is thought to have a queue"
             assert instance.sequences == {}, f"{instance.name} is thought to decode"
 
 

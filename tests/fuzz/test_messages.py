@@ -26,8 +26,9 @@ from daemon.admin_commands import (
 from daemon.admin_protocol import ADMIN_VERSION, BadMessage
 from daemon.node_messages import Ended, Evicted, Join, Joined, Kill, Lend, Session, Spawn, Tell
 from ipc import codec
+from ipc.channel import PoolDescriptor
 from ipc.codec import Kind, WireError
-from ipc.messages import Exit, PoolDescriptor, WorkerConfig
+from ipc.messages import Exit, WorkerConfig
 from ipc.vocabulary import DType, Parallelism, Role
 from tests.fuzz.documents import BOMBS, noise, spoiled, spoiled_bytes
 from tests.fuzz.strict_read import peak_bytes, strict_read

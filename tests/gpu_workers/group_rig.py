@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import orjson
 
-from gpu_workers.batching import BatchLimits
 from gpu_workers.follower import Follower, Peers
 from gpu_workers.group import GroupExchange, GroupExecutor, drawer, ranks
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
 from gpu_workers.step_plan import PullResult, StepPlan, StepResult
 from ipc.messages import Command, MixedPolicy, PeerUp, Released
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import Parallelism, PrefillPolicy, Role, WorkerName
 from tests.gpu_workers.rig import BLOCK_SIZE, Rig
 from tests.gpu_workers.scripted_engine import ScriptedExchange, ScriptedExecutor

@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from gpu_workers.batching import BatchLimits
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
 from ipc.kv_layout import RankLayout, Span
 from ipc.messages import (
     Abort,
+    Begun,
+    Chunked,
     Command,
     Decode,
     Event,
@@ -18,6 +19,7 @@ from ipc.messages import (
     SetRole,
     Tokens,
 )
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import DType, PrefillPolicy, Role, SamplingParams
 from tests.gpu_workers.scripted_engine import ScriptedExchange, ScriptedExecutor
 
@@ -136,6 +138,11 @@ class Rig:
         pool = self.scheduler.pool
         assert pool.num_free + pool.num_held + pool.num_in_use == pool.num_blocks
         assert self.scheduler.audit() == []
+
+
+def results(events: list[Event | Tokens]) -> list[Event | Tokens]:
+    """All but what tells how prefills get on."""
+    return [event for event in events if not isinstance(event, Begun | Chunked)]
 
 
 def prefill(

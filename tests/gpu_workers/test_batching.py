@@ -2,12 +2,9 @@
 
 import pytest
 
-from gpu_workers.batching import (
-    DecodeAdmission,
-    WaitingPrompt,
-    fork_blocks,
-    pack_prefill,
-)
+from gpu_workers.batching import DecodeAdmission
+from ipc.kv_layout import fork_blocks
+from ipc.prefill_policy import WaitingPrompt, pack_prefill
 
 
 def waiting(*num_tokens: int) -> list[WaitingPrompt]:

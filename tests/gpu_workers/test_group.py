@@ -8,7 +8,7 @@ from gpu_workers.step_plan import Pull, PullResult
 from ipc.messages import Abort, Event, Gone, PeerDown, Preempted, Prefilled, Pulled, Tokens
 from ipc.vocabulary import Parallelism, Role
 from tests.gpu_workers.group_rig import GroupRig
-from tests.gpu_workers.rig import prefill
+from tests.gpu_workers.rig import prefill, results
 from tests.gpu_workers.scripted_engine import scripted_token
 from tests.gpu_workers.test_scheduler import decode, prefilled, tokens_of
 
@@ -118,7 +118,7 @@ def test_what_was_drawn_for_a_choice_that_has_left_is_dropped() -> None:
         rig.launch()
     rig.tell(Abort(1, (1000,)))
     assert rig.scheduler.pool.num_in_use > 0
-    assert rig.run() == [Gone(1, (1000,))]
+    assert results(rig.run()) == [Gone(1, (1000,))]
     assert rig.is_all_free
 
 

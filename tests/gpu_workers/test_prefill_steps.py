@@ -6,7 +6,7 @@ from gpu_workers.step_plan import StepPlan
 from ipc.messages import Abort, Gone, Prefilled, Release
 from ipc.vocabulary import Parallelism, PrefillPolicy, Role
 from tests.gpu_workers.group_rig import GroupRig
-from tests.gpu_workers.rig import Rig, prefill
+from tests.gpu_workers.rig import Rig, prefill, results
 from tests.gpu_workers.scripted_engine import scripted_token
 from tests.gpu_workers.test_group import SHAPES, shape_name, whole_answer
 from tests.gpu_workers.test_scheduler import prefilled, tokens_of
@@ -52,7 +52,7 @@ def test_a_prompt_aborted_between_its_chunks_frees_its_blocks_at_once_A3() -> No
     rig.tell(Abort(1, (1000,)))
     rig.tell(Abort(1, (1000,)))
     assert rig.is_all_free
-    assert rig.run() == [Gone(1, (1000,))]
+    assert results(rig.run()) == [Gone(1, (1000,))]
     assert rig.num_sequences == 0
 
 
@@ -66,7 +66,7 @@ def test_a_prompt_aborted_during_a_chunk_frees_its_blocks_when_it_ends_A6() -> N
     rig.tell(Abort(1, (1000,)))
     assert rig.scheduler.pool.num_in_use == 10
     rig.scheduler.collect(launched, started_s=1.0, ended_s=2.0)
-    assert rig.run() == [Gone(1, (1000,))]
+    assert results(rig.run()) == [Gone(1, (1000,))]
     assert rig.is_all_free
 
 

@@ -20,7 +20,7 @@ from ipc.messages import (
     Tokens,
 )
 from ipc.vocabulary import FinishReason, KVHandle, Role, SamplingParams
-from tests.gpu_workers.rig import BLOCK_SIZE, Rig, prefill
+from tests.gpu_workers.rig import BLOCK_SIZE, Rig, prefill, results
 from tests.gpu_workers.scripted_engine import scripted_token
 
 
@@ -127,7 +127,7 @@ class TestPrefill:
         rig = Rig(Role.PREFILL)
         rig.tell(prefill(1, 10))
         rig.tell(Abort(1, (1000,)))
-        assert rig.run() == [Gone(1, (1000,))]
+        assert results(rig.run()) == [Gone(1, (1000,))]
         assert rig.is_all_free
 
     def test_a_prompt_aborted_while_its_step_runs_frees_its_blocks_then(self) -> None:
@@ -140,7 +140,7 @@ class TestPrefill:
         rig.tell(Abort(1, (1000,)))
         assert not rig.is_all_free
         rig.scheduler.collect(launched, started_s=1.0, ended_s=2.0)
-        assert rig.take_events() == [Gone(1, (1000,))]
+        assert results(rig.take_events()) == [Gone(1, (1000,))]
         rig.run()
         assert rig.is_all_free
 
@@ -295,7 +295,7 @@ class TestMixed:
         rig.tell(prefill(1, 40))
         rig.step()
         rig.tell(Abort(1, (1000,)))
-        assert rig.run() == [Gone(1, (1000,))]
+        assert results(rig.run()) == [Gone(1, (1000,))]
         assert rig.is_all_free
 
     def test_a_role_changes_for_what_comes_and_not_for_what_is_there_B28(self) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_workers.batching import BatchLimits
 from gpu_workers.prefill_side import Owner
 from gpu_workers.scheduler import Scheduler
 from ipc.messages import (
@@ -22,6 +21,7 @@ from ipc.messages import (
     SequenceStart,
     Tokens,
 )
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import FinishReason, KVHandle, PrefillPolicy, Role
 from tests.gpu_workers.rig import BLOCK_SIZE, Rig, prefill
 from tests.gpu_workers.scripted_engine import scripted_token

@@ -5,7 +5,8 @@ import os
 import pytest
 
 from ipc import channel, kv_shm
-from ipc.messages import PoolDescriptor, WorkerConfig
+from ipc.channel import PoolDescriptor
+from ipc.messages import WorkerConfig
 from ipc.vocabulary import DType, Parallelism, Role, WorkerName
 
 CONFIG = WorkerConfig(

@@ -11,7 +11,9 @@ from ipc.messages import (
     Abort,
     Alive,
     Audit,
+    Begun,
     Broken,
+    Chunked,
     Command,
     Decode,
     Event,
@@ -68,6 +70,8 @@ EVENTS: list[Event] = [
     Loading("weights", 0.5),
     Broken("no such model"),
     Ready(LAYOUT, "torch", 1.5),
+    Begun((7, 8)),
+    Chunked(7, 512, 1.0, 2.0),
     Prefilled(
         7, (4, 5), (None, FinishReason.STOP), HANDLE, 1.0, 2.0, (LOGPROBS, LOGPROBS), (None,)
     ),
@@ -135,8 +139,8 @@ def test_garbage_is_a_wire_error(payload: bytes) -> None:
         ([b""], "1 frames where"),
         ([b"x" * 22], "1 frames where"),
         ([b"x" * 22, b"{}"], "the checksum of a message"),
-        (_summed(b"\x01\x01" + bytes(16)), "protocol 1 where 2 is spoken"),
-        (_summed(b"\x02\x63" + bytes(16)), "unknown kind of message 99"),
+        (_summed(b"\x01\x01" + bytes(16)), "protocol 1 where 3 is spoken"),
+        (_summed(b"\x03\x63" + bytes(16)), "unknown kind of message 99"),
     ],
 )
 def test_frames_of_another_protocol_are_a_wire_error(frames: list[bytes], why: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_workers.batching import BatchLimits
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import Role
 from planner.latency.interface import EQUAL, Chunk, Estimate, Slowest, Source, StepLine
 from planner.simulator.service import InstanceModel

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from gpu_workers.batching import BatchLimits
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import Role
 from planner.latency.interface import Chunk
 from planner.simulator.run import simulate

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from gpu_workers.batching import BatchLimits
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import PrefillPolicy, Role
 from planner.errors import PlannerError
 from planner.latency.interface import Chunk

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from gpu_workers.batching import BatchLimits
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import Role
 from planner.errors import PlannerError, WorkloadError
 from planner.latency.interface import Chunk, Slowest

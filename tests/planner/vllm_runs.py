@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpu_workers.batching import BatchLimits
+from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import Role
 from planner.latency.interface import LatencyModel
 from planner.latency.layer_file import LayerFiles, Owner

@@ -1,22 +1,45 @@
 """In which order prompts are prefilled: first come, first served, or by skip-join.
 
 Pure: counts and tickets, no ids, no clock, no tensors; time is measured in tokens of prompts. The
-leaders and the planner's simulator drive these very queues. What a queue gives out belongs to a
-step and is in the queue no more; a prompt with tokens left comes back when its chunk is computed.
+leaders and the planner's simulator drive these very queues, and the daemon keeps one beside each
+leader's to predict with. What a queue gives out belongs to a step and is in the queue no more; a
+prompt with tokens left comes back when its chunk is computed.
 """
 
 import bisect
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar, assert_never
 
-from gpu_workers.batching import BatchLimits, WaitingPrompt, pack_prefill
+import msgspec
+
 from ipc.vocabulary import PrefillPolicy
 
 T = TypeVar("T")
 
 PATIENCE_QUANTA = 128
+
+
+class WaitingPrompt(msgspec.Struct, frozen=True):
+    """What a policy may know of a prompt: its tokens still to compute, the blocks it will need,
+    and its places in the batch (one for each choice where they will decode here)."""
+
+    num_tokens: int
+    num_blocks: int
+    num_places: int = 1
+
+
+class BatchLimits(msgspec.Struct, frozen=True):
+    """How much one step takes on, and which prompts go first.
+
+    `prefill_tokens` is L_m, the shortest prompt that saturates the device (paper section 3.1);
+    `max_batch` choices decode together, or prompts are prefilled together, at most.
+    """
+
+    prefill_tokens: int
+    max_batch: int
+    prefill_policy: PrefillPolicy = PrefillPolicy.FCFS
 
 
 @dataclass(eq=False, slots=True)
@@ -85,6 +108,31 @@ class FirstComeFirstServed(Generic[T]):
     def next_chunks(self, *, budget: int, free_blocks: int, free_places: int) -> list[Turn[T]]:
         """What fills a step's token budget beside decodes, the last prompt by a part of it."""
         return self._take(self._choose(budget, free_blocks, free_places, splits=True))
+
+    # ---- where the queue itself is elsewhere, and this one beside it ------------------------
+
+    def advance(self, ticket: Ticket[T], num_new: int) -> None:
+        """So many tokens of a queued prompt have been computed there; none: they begin to be."""
+        self._take([Turn(ticket, num_new)])
+        if ticket.prompt.num_tokens:
+            self.rejoin(ticket)
+
+    def before(self, num_tokens: int) -> list[int]:
+        """What goes before a prompt that comes now: how much of each is still to be computed."""
+        return [ticket.prompt.num_tokens for ticket in self._queue]
+
+    def last_of(self, prompts: Sequence[int]) -> int:
+        """Which of several that come now, in this order, is finished last, by its index."""
+        return len(prompts) - 1
+
+    @property
+    def blocks_to_go_on(self) -> int:
+        """Free blocks without which no step can run: none where something has begun, or waits."""
+        if self._num_begun or not self._queue:
+            return 0
+        return self._queue[0].prompt.num_blocks
+
+    # ---- how --------------------------------------------------------------------------------
 
     def _rank(self, ticket: Ticket[T]) -> tuple[int, int]:
         """Lower ones go first. What it is made of changes only while a ticket is not queued."""
@@ -185,9 +233,34 @@ class SkipJoin(FirstComeFirstServed[T]):
         self._promote()
         return super().next_chunks(budget=budget, free_blocks=free_blocks, free_places=free_places)
 
+    def before(self, num_tokens: int) -> list[int]:
+        """Those of its level and below, and whoever is promoted before its last chunk; and as the
+        step under way may have a chunk of a longer one, such a chunk."""
+        self._promote()
+        level = self._level(num_tokens)
+        num_first = bisect.bisect_left(self._queue, (level + 1, 0), key=self._rank)
+        found = [ticket.prompt.num_tokens for ticket in self._queue[:num_first]]
+        if any(ticket.has_begun for ticket in self._queue[num_first:]):
+            found.append(self._max_tokens)
+        num_own = (num_tokens - 1) // self._max_tokens * self._max_tokens  # before its last chunk
+        num_past = self._num_past + sum(found) + num_own
+        for due, ticket in self._due:
+            if due > num_past:
+                break
+            if ticket.is_queued and self._rank(ticket)[0] > level:
+                found.append(ticket.prompt.num_tokens)
+                num_past += ticket.prompt.num_tokens
+        return found
+
+    def last_of(self, prompts: Sequence[int]) -> int:
+        return max(range(len(prompts)), key=lambda i: (self._level(prompts[i]), i))
+
+    def _level(self, num_tokens: int) -> int:
+        return ((num_tokens - 1) // self._max_tokens).bit_length()
+
     def _rank(self, ticket: Ticket[T]) -> tuple[int, int]:
-        quanta = (ticket.prompt.num_tokens - 1) // self._max_tokens
-        return (0 if ticket.is_promoted else quanta.bit_length(), ticket.arrival)
+        level = 0 if ticket.is_promoted else self._level(ticket.prompt.num_tokens)
+        return (level, ticket.arrival)
 
     def _take(self, turns: Sequence[Turn[T]]) -> list[Turn[T]]:
         self._num_past += sum(turn.num_new for turn in turns)
@@ -213,3 +286,23 @@ def prefill_queue(limits: BatchLimits) -> FirstComeFirstServed[T]:
             return SkipJoin(limits.prefill_tokens)
         case _:
             assert_never(limits.prefill_policy)
+
+
+def pack_prefill(
+    waiting: Iterable[WaitingPrompt], *, max_tokens: int, free_blocks: int, free_places: int
+) -> int:
+    """How many prompts from the head of the queue run together in the next prefill step.
+
+    First come, first served: short prompts are packed up to `max_tokens` (L_m), a longer one
+    travels alone, and nothing overtakes a prompt that has no room yet (paper section 4.3).
+    """
+    count, num_tokens = 0, 0
+    for prompt in waiting:
+        free_blocks -= prompt.num_blocks
+        free_places -= prompt.num_places
+        num_tokens += prompt.num_tokens
+        is_full = count > 0 and num_tokens > max_tokens
+        if is_full or free_blocks < 0 or free_places < 0:
+            break
+        count += 1
+    return count

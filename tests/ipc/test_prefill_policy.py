@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_workers.batching import BatchLimits, WaitingPrompt
-from gpu_workers.prefill_policy import (
+from ipc.prefill_policy import (
+    BatchLimits,
     FirstComeFirstServed,
     SkipJoin,
     Ticket,
     Turn,
+    WaitingPrompt,
     prefill_queue,
 )
 from ipc.vocabulary import PrefillPolicy
