@@ -32,6 +32,11 @@ class BatchRow:
         return self.computed + self.num_new
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it draws a token that this very sequence goes on with: that of a single choice."""
+        return self.draws and len(self.sequence.start.choices) == 1
+
+    @property
     def ends_unseen(self) -> bool:
         """Whether the last of its tokens is drawn by a step under way: only the device has it."""
         return self.total > len(self.sequence.tokens)

@@ -6,6 +6,7 @@ the same order; step plans see to that. Every call is bounded: it raises Collect
 another rank is gone or silent for too long.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -13,6 +14,25 @@ import torch
 
 class CollectivesFailed(Exception):
     """Another rank of the instance is gone or silent; the instance can only end as a whole."""
+
+
+class DeviceCollectives(Protocol):
+    """What more there is where the device does it all, in the order of its stream, and the host
+    never waits: a graph can hold a sum, and a drawn token need not come to the host to be passed
+    on."""
+
+    def broadcast(self, x: torch.Tensor) -> None:
+        """Make x on every rank of the stage what it is on tp rank 0."""
+        ...
+
+    def assemble(self) -> None:
+        """Wait on the host until all ranks of the stage have come here, however long they load:
+        the sums that follow are bounded."""
+        ...
+
+    def close_before(self, close: Callable[[], None]) -> None:
+        """Have something that holds our calls closed before we are."""
+        ...
 
 
 class Collectives(Protocol):
@@ -23,6 +43,11 @@ class Collectives(Protocol):
 
     @property
     def tp_rank(self) -> int: ...
+
+    @property
+    def on_device(self) -> DeviceCollectives | None:
+        """These, where the device carries them out; None where the host has a hand in it."""
+        ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over the stage's ranks, on each of them; in place where x allows it."""
@@ -51,6 +76,19 @@ class Alone:
     """The only worker of its instance."""
 
     tp, tp_rank = 1, 0
+
+    @property
+    def on_device(self) -> DeviceCollectives:
+        return self
+
+    def broadcast(self, x: torch.Tensor) -> None:
+        """Nobody else needs it."""
+
+    def assemble(self) -> None:
+        """Nobody else is to come."""
+
+    def close_before(self, close: Callable[[], None]) -> None:
+        """What ends here ends with the process."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x

@@ -95,7 +95,9 @@ class CudaDevice:
 
     def capture(self, run: Callable[[], None]) -> Graph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graphs):
+        # NCCL's watchdog asks after events from a thread of its own, which the default mode forbids
+        # to every thread (pytorch#104555).
+        with torch.cuda.graph(graph, pool=self._graphs, capture_error_mode="thread_local"):
             run()
         return graph
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
+from gpu_workers.collectives import Collectives
 from gpu_workers.cuda_attention import load_flashinfer, stored_head_dim
 from gpu_workers.cuda_device import CudaDevice, Device
 from gpu_workers.cuda_graphs import DecodeGraphs
@@ -25,7 +26,7 @@ from gpu_workers.cuda_memory import (
     memory_needs,
     pool_bytes,
 )
-from gpu_workers.cuda_runner import MAX_IN_FLIGHT, CudaRunner
+from gpu_workers.cuda_runner import CudaRunner
 from gpu_workers.cuda_switches import Switches
 from gpu_workers.cuda_weights import DeviceWeights
 from gpu_workers.errors import ModelError
@@ -100,12 +101,12 @@ def reckon_pool(
     """
     free_bytes, total_bytes = gpu.device.memory()
     limits = gpu.limits
-    has_graphs = can_graph(shard.parallelism)
-    ours = memory_needs(config, shard, dtype, limits, has_graphs=has_graphs)
+    # Ranks that share a GPU have no graphs, which they know only when they have met.
+    ours = memory_needs(config, shard, dtype, limits, has_graphs=True)
     if utilization is not None:
         most = max(
             (
-                memory_needs(config, other, dtype, limits, has_graphs=has_graphs)
+                memory_needs(config, other, dtype, limits, has_graphs=True)
                 for other in _all_shards(config, shard.parallelism)
             ),
             key=lambda needs: needs.total,
@@ -135,11 +136,6 @@ def usable(layout: RankLayout) -> RankLayout:
     return msgspec.structs.replace(layout, num_blocks=layout.num_blocks - 1)
 
 
-def can_graph(parallelism: Parallelism) -> bool:
-    """Whether decode steps run as graphs: those of a worker that is its instance."""
-    return parallelism.num_workers == 1
-
-
 def cuda_kernels(pool: torch.Tensor, geometry: Geometry, gpu: Gpu) -> CudaKernels:
     """Kernels over a pool on that GPU. Raises ModelError: DISTSERVE_FLASHINFER is wrong."""
     switches = Switches.from_environment()
@@ -164,29 +160,34 @@ def cuda_runner(
     gpu: Gpu,
     model: Model,
     kernels: CudaKernels,
+    collectives: Collectives,
+    *,
     max_context_tokens: int,
     num_token_ids: int | None = None,
 ) -> CudaRunner:
-    """Steps of that model; captures the graphs of its decode steps.
+    """Steps of that model; captures the graphs of its decode steps, where the device can carry out
+    all of them.
 
     Args:
         num_token_ids: as in `Executor`.
     """
     vocab_size = model.config.vocab_size
+    stage = collectives.on_device
     graphs = None
-    if is_whole := can_graph(model.shard.parallelism):
-        limits = gpu.limits
-        graphs = DecodeGraphs(
-            kernels, model, limits.max_batch, max_context_tokens, progress=gpu.capturing
-        )
+    if stage is not None:
+        graphs = DecodeGraphs(kernels, model, gpu.limits.max_batch, max_context_tokens)
+        stage.close_before(graphs.close)
+        stage.assemble()
+        graphs.capture(gpu.capturing)
     return CudaRunner(
         gpu.device,
         model,
         kernels,
         num_token_ids=min(num_token_ids or vocab_size, vocab_size),
         graphs=graphs,
-        # Ranks that do not draw hear of tokens by the next plan, so a step must end before it.
-        max_in_flight=MAX_IN_FLIGHT if is_whole else 1,
+        # Between stages drawn tokens go by plans: what two ranks send each other is one queue to
+        # NCCL, in which tokens on their way back would wait behind the next hidden states.
+        stage=stage if model.shard.parallelism.pp == 1 else None,
     )
 
 

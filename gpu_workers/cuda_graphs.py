@@ -1,12 +1,14 @@
 """Decode steps as captured graphs: one launch instead of a dozen for each layer.
 
 A graph is of a fixed number of rows on fixed memory, so there is one for each of a few sizes, and a
-step runs in the next larger one with padding rows. They cover the model from token ids to logits;
-what is drawn from those is not part of them. Steps with prompts in them run eagerly.
+step runs in the next larger one with padding rows. They cover a worker's share of the model: from
+token ids, or the hidden states of the stage before, to hidden states, and on the last stage to
+logits, the stage's sums included. What passes between stages, and what is drawn, is not part of
+them. Steps with prompts in them run eagerly.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +29,15 @@ SIZE_STEP = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a graph computed for a batch's rows, until the next run. `logits` are None on ranks that
+    do not have them."""
+
+    hidden: torch.Tensor
+    logits: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Captured:
     """One size's graph, and what plans its attention."""
 
@@ -42,105 +53,126 @@ def graph_sizes(max_batch: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """Captures at construction; then runs decode steps that fit.
+    """Runs decode steps that fit, once `capture` has been called.
+
+    The ranks of a stage capture the same sizes in the same order, and what fits follows from the
+    batch alone, so that their sums agree.
 
     Args:
-        model: a whole model, whose logits are here.
         max_batch: the most rows of a step.
         max_context_tokens: the longest sequence there can be.
-        progress: called with the fraction of the sizes that are captured.
 
     `num_bytes` is what the device's memory has lost by it.
     """
 
     def __init__(
-        self,
-        kernels: CudaKernels,
-        model: Model,
-        max_batch: int,
-        max_context_tokens: int,
-        *,
-        progress: Callable[[float], None] = lambda fraction: None,
+        self, kernels: CudaKernels, model: Model, max_batch: int, max_context_tokens: int
     ) -> None:
-        self._device = device = kernels.device
-        self._model, self._kernels = model, kernels
-        self._spare_block = kernels.spare_block
-        self._row_pages = blocks_for(max_context_tokens, kernels.block_size)
-        # Not the eager steps' scratch: that may grow and move, and a graph remembers addresses.
-        self._scratch = Scratch(kernels.dtype, device.torch_device)
-        before_bytes, _ = device.memory()
-        self._memory = kernels.fixed_memory(max_batch, max_batch * self._row_pages)
-        self._outputs: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._captured = self._capture_all(graph_sizes(max_batch), progress)
-        self.num_bytes = before_bytes - device.memory()[0]
+        self._device, self._model, self._kernels = kernels.device, model, kernels
+        self._max_batch = max_batch
+        self._captured: list[_Captured] = []
+        self._free_bytes, _ = self._device.memory()
+        self.num_bytes = 0
+        # What all sizes share. Not the eager steps' scratch: that may grow and move, and a graph
+        # remembers addresses.
+        self._scratch = Scratch(kernels.dtype, self._device.torch_device)
+        row_pages = blocks_for(max_context_tokens, kernels.block_size)
+        self._memory = kernels.fixed_memory(max_batch, max_batch * row_pages)
+        self._before = None if model.shard.is_first_stage else self._hidden_states()
+        self._hidden = self._hidden_states()
+        self._logits: torch.Tensor | None = None
+
+    def capture(self, progress: Callable[[float], None]) -> None:
+        """Capture all sizes, the largest first: the others then fit into its memory.
+
+        Args:
+            progress: called with the fraction of the sizes that are captured.
+        """
+        sizes = graph_sizes(self._max_batch)
+        for size in reversed(sizes):
+            self._captured.insert(0, self._capture(size))
+            progress(len(self._captured) / len(sizes))
+        self.num_bytes = self._free_bytes - self._device.memory()[0]
         logger.info(
             "%d decode graphs of up to %d rows take %.1f MiB",
-            len(self._captured),
-            max_batch,
+            len(sizes),
+            self._max_batch,
             self.num_bytes / 2**20,
         )
+
+    def close(self) -> None:
+        """Forget the graphs, and with them what they hold of others."""
+        self._captured.clear()
 
     def fits(self, batch: Batch) -> bool:
         """Whether a step is one of decode rows that all go through the head."""
         num_rows = len(batch.rows)
         is_decode = batch.num_decode == num_rows and batch.head_rows is None
-        return is_decode and num_rows <= self._captured[-1].size
+        return is_decode and bool(self._captured) and num_rows <= self._max_batch
 
     def run(
-        self, batch: Batch, fill: Callable[[HostStep, torch.Tensor], None]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states and logits of the batch's rows; valid until the next run.
+        self,
+        batch: Batch,
+        hidden: torch.Tensor | None,
+        fill: Callable[[HostStep, torch.Tensor], None],
+    ) -> Replayed:
+        """Run a batch that fits.
 
         Args:
+            hidden: of the stage before, (R, hidden_size); None on the first stage.
             fill: puts token ids that only the device has into the step's (size,).
         """
         num_rows = len(batch.rows)
         captured = next(c for c in self._captured if c.size >= num_rows)
-        step = padded(host_step(batch, self._kernels.block_size), captured.size, self._spare_block)
+        step = host_step(batch, self._kernels.block_size)
+        step = padded(step, captured.size, self._kernels.spare_block)
         placed = self._place(step, captured.attention)
-        fill(step, placed.token_ids)
+        if self._before is None:
+            fill(step, placed.token_ids)
+        else:
+            assert hidden is not None, "hidden states come from the stage before"
+            self._before[:num_rows].copy_(hidden)
         captured.graph.replay()
-        assert self._outputs is not None, "nothing was captured"
-        hidden, logits = self._outputs
-        return hidden[:num_rows], logits[:num_rows]
-
-    def _capture_all(
-        self, sizes: Sequence[int], progress: Callable[[float], None]
-    ) -> list[_Captured]:
-        """The largest first: the others then fit into its memory."""
-        captured: list[_Captured] = []
-        for size in reversed(sizes):
-            captured.insert(0, self._capture(size))
-            progress(len(captured) / len(sizes))
-        return captured
+        return self._results(num_rows)
 
     def _capture(self, size: int) -> _Captured:
         attention = self._kernels.fixed_attention(self._memory, size)
-        host = padding_only(size, self._spare_block)
+        host = padding_only(size, self._kernels.spare_block)
         step = self._place(host, attention)
         batch = _batch_of(step, host)
+        before = None if self._before is None else self._before[:size]
 
         def run() -> None:
             with self._kernels.on(step):
-                hidden = self._model.forward(batch)
-                logits = self._model.logits(hidden)
-            assert logits is not None, "graphs are for models that are whole here"
-            self._keep(hidden, logits)
+                hidden = self._model.forward(batch, before)
+                is_last = self._model.shard.is_last_stage
+                self._keep(hidden, self._model.logits(hidden) if is_last else None)
 
         with torch.inference_mode():
-            run()  # once for real: kernels are loaded and buffers made outside the capture
+            # Once for real: kernels are loaded, buffers made and NCCL's ways for sums of this size
+            # connected outside the capture.
+            run()
             self._device.synchronize()
             return _Captured(size, attention, self._device.capture(run))
 
     def _place(self, step: HostStep, attention: PagedAttention) -> DeviceStep:
         return self._kernels.place_fixed(step, self._memory, attention, self._scratch)
 
-    def _keep(self, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+    def _keep(self, hidden: torch.Tensor, logits: torch.Tensor | None) -> None:
         """Copy results to where those of all sizes go: results of each would be gigabytes."""
-        if self._outputs is None:
-            self._outputs = torch.empty_like(hidden), torch.empty_like(logits)
-        for target, source in zip(self._outputs, (hidden, logits), strict=True):
-            target[: len(source)].copy_(source)
+        self._hidden[: len(hidden)].copy_(hidden)
+        if logits is not None:
+            if self._logits is None:
+                self._logits = torch.empty_like(logits)  # of the largest size, before its capture
+            self._logits[: len(logits)].copy_(logits)
+
+    def _results(self, num_rows: int) -> Replayed:
+        logits = None if self._logits is None else self._logits[:num_rows]
+        return Replayed(self._hidden[:num_rows], logits)
+
+    def _hidden_states(self) -> torch.Tensor:
+        shape = (self._max_batch, self._model.config.hidden_size)
+        return torch.zeros(shape, dtype=self._kernels.dtype, device=self._device.torch_device)
 
 
 def _batch_of(step: DeviceStep, host: HostStep) -> Batch:

@@ -26,7 +26,7 @@ class Draft:
         return self._step_id + 1
 
     def _clear(self) -> None:
-        self._drawn: dict[int, DrawnToken] = {}
+        self._drawn: list[DrawnToken] = []
         self._unmapped: list[tuple[str, int]] = []
         self._removed: list[int] = []
         self._added: dict[int, NewSequence] = {}
@@ -42,8 +42,9 @@ class Draft:
         return not (changed or self._pulls or self.rows or self._unmapped)
 
     def drew(self, sequence: int, token_id: int) -> None:
-        """The ranks that did not draw this token are to hear of it."""
-        self._drawn[sequence] = DrawnToken(sequence, token_id)
+        """The ranks that did not draw this token are to hear of it, in order: two steps of a
+        sequence may have ended since the last plan."""
+        self._drawn.append(DrawnToken(sequence, token_id))
 
     def unmap(self, instance: str, epoch: int) -> None:
         """The ranks are to forget the pools of an incarnation that has ended."""
@@ -73,7 +74,7 @@ class Draft:
         self._step_id += 1
         plan = StepPlan(
             step_id=self._step_id,
-            drawn=tuple(self._drawn.values()),
+            drawn=tuple(self._drawn),
             removed=tuple(self._removed),
             unmapped=tuple(self._unmapped),
             added=tuple(self._added.values()),

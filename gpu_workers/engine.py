@@ -134,7 +134,14 @@ def build_executor(
     logger.info("%s loaded as %s on %s kernels", config.name, spec.dtype, kernels.name)
     runner = None
     if gpu is not None and isinstance(kernels, CudaKernels):
-        runner = cuda_runner(gpu, model, kernels, spec.max_context_tokens, spec.num_token_ids)
+        runner = cuda_runner(
+            gpu,
+            model,
+            kernels,
+            collectives,
+            max_context_tokens=spec.max_context_tokens,
+            num_token_ids=spec.num_token_ids,
+        )
     return Executor(
         model,
         kernels,

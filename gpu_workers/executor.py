@@ -84,6 +84,10 @@ class Executor:
         """Steps of one sequence that may be under way at a time."""
         return self._runner.max_in_flight
 
+    def mark(self) -> Callable[[], None]:
+        """As `StepRunner.mark`."""
+        return self._runner.mark()
+
     def launch(self, plan: StepPlan) -> Launched:
         """Carry out a plan: drawn, removed, unmapped, added, blocks, copies, pulls, rows.
 
@@ -122,10 +126,14 @@ class Executor:
         hidden = self._runner.forward(batch, before)  # (T, hidden), at the end (head_rows, hidden)
         for row in batch.rows:
             row.sequence.computed = row.total
-        if not shard.is_last_stage:
+        finish: Finish = tuple
+        if shard.is_last_stage:
+            finish = self._finish(batch, hidden, rows)
+        else:
             self._collectives.send_forward(hidden)
-            return tuple
-        return self._finish(batch, hidden, rows)
+        for row in batch.rows:
+            row.sequence.num_unseen += row.goes_on
+        return finish
 
     def _finish(self, batch: Batch, hidden: torch.Tensor, rows: Items[Row]) -> Finish:
         """Score and draw; on every rank of the last stage, since they compute logits together."""
@@ -154,16 +162,11 @@ class Executor:
         for index, row in enumerate(drawing):
             sequence = row.sequence
             start, tokens, unseen = sequence.start, sequence.tokens, sequence.num_unseen
-            goes_on = len(start.choices) == 1
             for choice in start.choices:
                 draw = Draw(index, start.sampling, choice, tokens, len(start.prompt), unseen)
                 draws.append(draw)
-                lines.append(sequence.line if goes_on else None)
-        drawn = self._runner.draw(hidden, draws, lines)
-        if self.is_drawer:
-            for row in drawing:
-                row.sequence.num_unseen += len(row.sequence.start.choices) == 1
-        return drawn
+                lines.append(sequence.line if row.goes_on else None)
+        return self._runner.draw(hidden, draws, lines)
 
     def _score_prompts(
         self, batch: Batch, hidden: torch.Tensor
@@ -184,12 +187,11 @@ class Executor:
 
 
 def _result(row: BatchRow, drawn: Items[Drawn]) -> RowResult:
-    """What a row drew; a single choice goes on in this sequence, so its token joins the table."""
+    """What a row drew; where it goes on in this sequence, its token joins the table."""
     sequence = row.sequence
     token_ids = tuple(token.token_id for token in drawn)
-    if len(token_ids) == 1:
-        sequence.tokens.append(token_ids[0])
-        sequence.num_unseen -= 1
+    if row.goes_on:
+        sequence.see(token_ids[0])
     logprobs = tuple(token.logprobs for token in drawn if token.logprobs is not None)
     return RowResult(
         sequence.start.sequence,

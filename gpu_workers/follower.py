@@ -1,6 +1,7 @@
 """A worker that is not its instance's leader: carries out the leader's plans, decides nothing.
 
-It waits for three things at once: plans, the daemon's word, and the end of the leader's process.
+It waits for several things at once: plans, the daemon's word, the end of the leader's process and,
+where it draws on a GPU, the end of steps: launching one never waits for the one before it.
 Pools of peers are forgotten in the order of plans, not when the daemon says so, because a plan
 that is still on its way may read them.
 """
@@ -8,8 +9,9 @@ that is still on its way may read them.
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpu_workers.kv_exchange import KVExchange
 from gpu_workers.leader import PULL_LOOK_S, Link, StepExecutor
@@ -33,6 +35,14 @@ class PlanFeed(Protocol):
     def receive(self) -> list[StepPlan]: ...
 
     def report(self, result: StepResult | PullResult) -> None: ...
+
+
+class StepWatch(Protocol):
+    """Says how far a device has come."""
+
+    def mark(self) -> None: ...
+
+    def passed(self) -> int: ...
 
 
 class Peers:
@@ -69,6 +79,7 @@ class Follower:
     Args:
         wait: until a plan, a command or the leader's end has come, or the time is over.
         draws: whether this is the rank whose results the leader waits for.
+        device: tells when steps end, and wakes `wait`; without one they end while being launched.
     """
 
     def __init__(
@@ -81,6 +92,7 @@ class Follower:
         *,
         wait: Callable[[float | None], object],
         draws: bool,
+        device: StepWatch | None = None,
     ) -> None:
         self._link = link
         self._feed = feed
@@ -89,6 +101,8 @@ class Follower:
         self._peers = peers
         self._wait = wait
         self._draws = draws
+        self._device = device
+        self._under_way: deque[Any] = deque()  # launched steps that the leader waits for
         self._num_pulling = 0
         self._exit_by_s: float | None = None
 
@@ -106,6 +120,7 @@ class Follower:
             for plan in self._feed.receive():
                 self.carry_out(plan)
                 self.obey(self._link.receive(0))
+            self._report_steps()
             self._report_pulls()
             if self._exit_by_s is not None and time.monotonic() >= self._exit_by_s:
                 return
@@ -132,10 +147,12 @@ class Follower:
         launched = self._executor.launch(plan)
         for instance, epoch in plan.unmapped:
             self._link.send(Released(instance, epoch))
-        result = self._executor.collect(launched)
-        self._num_pulling += len(plan.pulls)
         if self._draws and plan.rows:
-            self._feed.report(result)
+            self._under_way.append(launched)
+            if self._device is not None:
+                self._device.mark()
+        self._num_pulling += len(plan.pulls)
+        self._report_steps()
         self._report_pulls()
 
     def _await_introduction(self, step_id: int, pull: Pull) -> None:
@@ -147,6 +164,12 @@ class Follower:
             if left_s <= 0:
                 raise GroupBroken(f"step {step_id} pulls from {owner}, who was not introduced")
             self.obey(self._link.receive(left_s))
+
+    def _report_steps(self) -> None:
+        """Those that have ended."""
+        num_ended = len(self._under_way) if self._device is None else self._device.passed()
+        for _ in range(num_ended):
+            self._feed.report(self._executor.collect(self._under_way.popleft()))
 
     def _report_pulls(self) -> None:
         for result in self._exchange.finished():

@@ -69,6 +69,8 @@ class GlooCollectives:
         CollectivesFailed: the others did not come.
     """
 
+    on_device = None  # the host sums
+
     def __init__(
         self,
         url: str | MeetingPoint,

@@ -1,12 +1,14 @@
 """Collectives of GPU workers: NCCL groups that belong to one worker, made without globals.
 
 What is asked here is done on the device, in the order of the computing stream: nothing waits for
-it but the stream. NCCL's own watchdog ends a process whose call does not come back in time, and
-with it the instance. NCCL takes no two ranks on one GPU; those (tests, and trying things out on a
-small machine) talk by gloo, through the host.
+it but the stream. Sums and gathers can be captured in graphs. NCCL's own watchdog ends a process
+whose call does not come back in time, and with it the instance; it does not know of calls that a
+graph makes. NCCL takes no two ranks on one GPU; those (tests, and trying things out on a small
+machine) talk by gloo, through the host.
 """
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,9 +27,14 @@ T = TypeVar("T")
 MakeGroup = Callable[[Any, int, int, timedelta], Any]
 """(store, rank, size, timeout) -> a process group with the face of `torch.distributed`'s."""
 
+LOAD_TIMEOUT_S = 3600.0  # ranks that never come are the daemon's to notice, which ends us
+
 
 def nccl_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """A group of GPUs."""
+    # Registering graphs' memory gains nothing for a few rows, and fails on expandable segments
+    # (Megatron-LM demands this setting there).
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     options = distributed.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return distributed.ProcessGroupNCCL(store, rank, size, options)
@@ -68,13 +75,27 @@ class NcclCollectives:
         self._received = torch.empty((0, hidden_size), dtype=dtype, device=device)
         self._sending: deque[tuple[Any, torch.Tensor]] = deque()
         self.sent_bytes = 0
+        self._store = at.store
+        self._close_before: list[Callable[[], None]] = []
+        self._sum, self._gather, self._share = (
+            _in_stream(options)
+            for options in (
+                distributed.AllreduceOptions(),
+                distributed.distributed_c10d.AllgatherOptions(),
+                distributed.BroadcastOptions(),
+            )
+        )
         timeout = timedelta(seconds=timeout_s)
         self._groups: tuple[Any, Any] | None = None
-        self._groups = self._guarded(lambda: self._meet(at.store, timeout, make_group), "joining")
+        self._groups = self._guarded(lambda: self._meet(timeout, make_group), "joining")
+
+    @property
+    def on_device(self) -> "NcclCollectives":
+        return self
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if x.numel():
-            self._guarded(lambda: self._stage.allreduce([x]).wait(), "a sum")
+            self._ask(lambda: self._stage.allreduce([x], self._sum), "a sum")
         return x
 
     def gather_columns(self, x: torch.Tensor) -> torch.Tensor | None:
@@ -83,10 +104,23 @@ class NcclCollectives:
         parts = x.new_empty((self.tp, rows, width))
         if x.numel():
             whole, own = parts.view(-1, width), x.contiguous()
-            self._guarded(lambda: self._stage._allgather_base(whole, own).wait(), "a gather")
+            self._ask(lambda: self._stage._allgather_base(whole, own, self._gather), "a gather")
         if self.tp_rank != 0:
             return None
         return parts.transpose(0, 1).reshape(rows, self.tp * width)
+
+    def broadcast(self, x: torch.Tensor) -> None:
+        self._ask(lambda: self._stage.broadcast([x], self._share), "passing tokens on")
+
+    def assemble(self) -> None:
+        """By the store: the bound of a sum is much shorter than a large model takes to load."""
+        keys = [f"loaded-{self.stage}-{rank}" for rank in range(self.tp)]
+        self._guarded(lambda: self._store.set(keys[self.tp_rank], ""), "loading")
+        limit = timedelta(seconds=LOAD_TIMEOUT_S)
+        self._guarded(lambda: self._store.wait(keys, limit), "loading")
+
+    def close_before(self, close: Callable[[], None]) -> None:
+        self._close_before.append(close)
 
     def send_forward(self, hidden: torch.Tensor) -> None:
         while len(self._sending) >= self._pp:  # no more steps than that are ever under way
@@ -111,6 +145,9 @@ class NcclCollectives:
     def close(self) -> None:
         """What others still ask of us fails there; what we asked and is not done is given up."""
         self._sending.clear()
+        # An abort waits until no graph holds a call of the group any more (vllm#39846).
+        while self._close_before:
+            self._close_before.pop()()
         groups, self._groups = self._groups, None
         for group in groups or ():
             group.abort()
@@ -128,17 +165,28 @@ class NcclCollectives:
             raise CollectivesFailed(f"{self._who}: we have left the instance")
         return self._groups
 
-    def _meet(self, store: Any, timeout: timedelta, make_group: MakeGroup) -> tuple[Any, Any]:
-        """The stage and the chain; the first sum connects the stage, and shows that it can."""
-        stage = make_group(
-            distributed.PrefixStore(f"stage-{self.stage}", store), self.tp_rank, self.tp, timeout
-        )
-        chain = make_group(
-            distributed.PrefixStore(f"chain-{self.tp_rank}", store), self.stage, self._pp, timeout
-        )
+    def _meet(self, timeout: timedelta, make_group: MakeGroup) -> tuple[Any, Any]:
+        """The stage and the chain, connected, which shows that they can be: NCCL does that with the
+        first call, and could not in a capture."""
+
+        def make(name: str, rank: int, size: int) -> Any:
+            return make_group(distributed.PrefixStore(name, self._store), rank, size, timeout)
+
+        stage = make(f"stage-{self.stage}", self.tp_rank, self.tp)
+        chain = make(f"chain-{self.tp_rank}", self.stage, self._pp)
+        probe = self._received.new_ones(1, 1)
         if self.tp > 1:
-            stage.allreduce([self._received.new_ones(1, 1)]).wait()
+            stage.allreduce([probe]).wait()
+        if self.stage > 0:
+            chain.recv([probe], self.stage - 1, 0).wait()
+        if self.stage + 1 < self._pp:
+            chain.send([probe], self.stage + 1, 0).wait()
         return stage, chain
+
+    def _ask(self, call: Callable[[], Any], what: str) -> None:
+        """Of the stage, in the order of our stream."""
+        if (work := self._guarded(call, what)) is not None:  # None where it is in order already
+            self._guarded(work.wait, what)
 
     def _guarded(self, call: Callable[[], T], what: str) -> T:
         try:
@@ -148,8 +196,17 @@ class NcclCollectives:
             raise CollectivesFailed(f"{self._who}: {what} failed: {reason}") from error
 
 
+def _in_stream(options: Any) -> Any:
+    """Calls go to the computing stream itself, captured or not, instead of to one of NCCL's that
+    waits for it: as `torch.distributed.all_reduce` has it where it is not asked to be async."""
+    options.asyncOp = False
+    return options
+
+
 class StagedCollectives:
     """Ranks that talk on the host, of tensors that are on a device."""
+
+    on_device = None
 
     def __init__(self, others: GlooCollectives, device: torch.device) -> None:
         self._others = others

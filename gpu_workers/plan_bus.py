@@ -7,6 +7,7 @@ one is seen. Either side sees at once when the other's process ends (between nod
 does). What has come is kept until it is asked for.
 """
 
+import socket
 import time
 from collections.abc import Iterable
 from enum import Enum
@@ -47,10 +48,10 @@ class Kind(bytes, Enum):
 class Waiting:
     """Waits for any of several sockets to become readable."""
 
-    def __init__(self, sockets: Iterable[zmq.Socket[bytes]]) -> None:
+    def __init__(self, waitables: Iterable[zmq.Socket[bytes] | socket.socket]) -> None:
         self._poller = zmq.Poller()
-        for socket in sockets:
-            self._poller.register(socket, zmq.POLLIN)
+        for waitable in waitables:
+            self._poller.register(waitable, zmq.POLLIN)
 
     def __call__(self, timeout_s: float | None) -> bool:
         """False when none was in that time (None: for ever)."""

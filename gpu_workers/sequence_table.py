@@ -21,7 +21,8 @@ class Sequence:
 
     `line` is its line in the block-table array; `computed` counts tokens whose keys and values
     are in the pool (or will be, once the steps launched so far have run). `num_unseen` are tokens
-    after those listed, which steps under way draw.
+    after those listed, which steps draw that are under way as far as this rank knows: the rank that
+    draws sees them when it collects a step, the others when a plan tells them.
     """
 
     __slots__ = (
@@ -48,6 +49,12 @@ class Sequence:
     @property
     def num_prompt(self) -> int:
         return len(self.start.prompt)
+
+    def see(self, token_id: int) -> None:
+        """The first of its unseen tokens is this one."""
+        assert self.num_unseen, f"sequence {self.start.sequence} has drawn nothing"
+        self.tokens.append(token_id)
+        self.num_unseen -= 1
 
     def take_prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
         """Those of the whole prompt, once, if they were asked for and are complete."""
@@ -82,7 +89,7 @@ class SequenceTable:
     def append_drawn(self, drawn: Iterable[DrawnToken]) -> None:
         """Tokens that another rank drew and has in its own table."""
         for token in drawn:
-            self._sequences[token.sequence].tokens.append(token.token_id)
+            self._sequences[token.sequence].see(token.token_id)
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's removals, additions and new blocks, in this order."""

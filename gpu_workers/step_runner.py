@@ -50,6 +50,10 @@ class StepRunner(Protocol):
         """How likely each target was by its row of `hidden`; empty where there are no logits."""
         ...
 
+    def mark(self) -> Callable[[], None]:
+        """Makes a mark behind all that was asked so far; waits, in any thread, until it is done."""
+        ...
+
 
 class EagerRunner:
     """Computes each call before it returns."""
@@ -62,6 +66,7 @@ class EagerRunner:
         self._num_token_ids = num_token_ids
 
     def forward(self, batch: Batch, hidden: torch.Tensor | None) -> torch.Tensor:
+        assert not any(row.ends_unseen for row in batch.rows), "a token that no plan has told yet"
         self._kernels.prepare(batch)
         return self._model.forward(batch, hidden)
 
@@ -80,3 +85,6 @@ class EagerRunner:
             return list
         scored = prompt_logprobs(logits, targets, num_top, self._num_token_ids)
         return lambda: scored
+
+    def mark(self) -> Callable[[], None]:
+        return lambda: None

@@ -49,6 +49,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 class WatchedCollectives:
     """Passes every call on and counts its seconds."""
 
+    on_device = None
+
     def __init__(self, inner: Collectives) -> None:
         self._inner = inner
         self.tp, self.tp_rank = inner.tp, inner.tp_rank

@@ -29,6 +29,8 @@ class _Stage:
 class ThreadCollectives:
     """One rank's end; `of_instance` makes them all."""
 
+    on_device = None
+
     def __init__(
         self,
         stage: _Stage,
