@@ -122,7 +122,8 @@ class FirstComeFirstServed(Generic[T]):
         return [ticket.prompt.num_tokens for ticket in self._queue]
 
     def last_of(self, prompts: Sequence[int]) -> int:
-        """Which of several that come now, in this order, is finished last, by its index."""
+        """Which of several that come now, in this order, is finished last, by its index, if nobody
+        is promoted meanwhile."""
         return len(prompts) - 1
 
     @property
@@ -234,23 +235,26 @@ class SkipJoin(FirstComeFirstServed[T]):
         return super().next_chunks(budget=budget, free_blocks=free_blocks, free_places=free_places)
 
     def before(self, num_tokens: int) -> list[int]:
-        """Those of its level and below, and whoever is promoted before its last chunk; and as the
-        step under way may have a chunk of a longer one, such a chunk."""
+        """Those of its level and below, and whoever is promoted before its last chunk; and, as the
+        step under way may be one of a longer prompt's, a chunk of such a prompt, or all of it where
+        a chunk less makes it as short."""
         self._promote()
         level = self._level(num_tokens)
         num_first = bisect.bisect_left(self._queue, (level + 1, 0), key=self._rank)
-        found = [ticket.prompt.num_tokens for ticket in self._queue[:num_first]]
-        if any(ticket.has_begun for ticket in self._queue[num_first:]):
-            found.append(self._max_tokens)
+        left = {ticket: ticket.prompt.num_tokens for ticket in self._queue[:num_first]}
+        if (begun := next((t for t in self._queue[num_first:] if t.has_begun), None)) is not None:
+            rest = begun.prompt.num_tokens - self._max_tokens
+            is_near = rest <= 0 or self._level(rest) <= level
+            left[begun] = begun.prompt.num_tokens if is_near else self._max_tokens
         num_own = (num_tokens - 1) // self._max_tokens * self._max_tokens  # before its last chunk
-        num_past = self._num_past + sum(found) + num_own
+        num_past = self._num_past + sum(left.values()) + num_own
         for due, ticket in self._due:
             if due > num_past:
                 break
-            if ticket.is_queued and self._rank(ticket)[0] > level:
-                found.append(ticket.prompt.num_tokens)
-                num_past += ticket.prompt.num_tokens
-        return found
+            if ticket.is_queued:
+                num_past += ticket.prompt.num_tokens - left.get(ticket, 0)
+                left[ticket] = ticket.prompt.num_tokens
+        return list(left.values())
 
     def last_of(self, prompts: Sequence[int]) -> int:
         return max(range(len(prompts)), key=lambda i: (self._level(prompts[i]), i))

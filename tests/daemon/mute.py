@@ -14,11 +14,24 @@ from daemon.instances import Instance
 from daemon.metrics import Metrics
 from daemon.text import Tokenizer
 from ipc.kv_layout import RankLayout, Span
-from ipc.messages import Abort, Begun, Command, Decode, Prefill, Prefilled, Pulled, TokenRow, Tokens
-from ipc.vocabulary import DType, FinishReason, KVHandle, Role, SamplingParams
+from ipc.messages import (
+    Abort,
+    Begun,
+    Chunked,
+    Command,
+    Decode,
+    Prefill,
+    Prefilled,
+    Pulled,
+    TokenRow,
+    Tokens,
+)
+from ipc.prefill_policy import BatchLimits, FirstComeFirstServed, prefill_queue
+from ipc.vocabulary import DType, FinishReason, KVHandle, PrefillPolicy, Role, SamplingParams
 
 LAYOUT = RankLayout(Span(0, 1), Span(0, 1), 10_000, 4, 1, DType.FP32)
 EPOCH = 1
+PREFILL_TOKENS = 100
 
 
 class MuteHouse:
@@ -33,8 +46,10 @@ class MuteHouse:
         target: Target | None = None,
         time_limits: TimeLimits | None = None,
         clock: Callable[[], float] | None = None,
+        policy: PrefillPolicy = PrefillPolicy.FCFS,
     ) -> None:
         self.now_s = 0.0
+        self._limits = BatchLimits(PREFILL_TOKENS, 256, policy)
         self.metrics = Metrics("mute")
         self.controller = Controller(
             tokenizer,
@@ -55,7 +70,8 @@ class MuteHouse:
             mail.append(command)
             self.has_sent.set()
 
-        self.controller.instance_up(Instance(name, EPOCH, role, LAYOUT, send))
+        policy: FirstComeFirstServed[int] = prefill_queue(self._limits)
+        self.controller.instance_up(Instance(name, EPOCH, role, LAYOUT, send, policy=policy))
 
     def down(self, name: str) -> None:
         self.controller.instance_down(name, EPOCH, "killed by SIGKILL")
@@ -82,6 +98,10 @@ class MuteHouse:
         handle = KVHandle("p0", EPOCH, command.request_id, (0,), len(command.prompt))
         event = Prefilled(command.request_id, (65,), (None,), handle, started_s, ended_s)
         self.hears("p0", event)
+
+    def chunked(self, command: Prefill, num_tokens: int, started_s: float, ended_s: float) -> None:
+        """p0 has computed a part of a prompt."""
+        self.hears("p0", Chunked(command.request_id, num_tokens, started_s, ended_s))
 
     def pulled(self, command: Decode) -> None:
         self.hears("d0", Pulled(command.request_id, 1, 0.0, 0.0))

@@ -5,7 +5,7 @@ import pytest
 from daemon.door import Target
 from daemon.errors import NotReady, PromptTooLong, QueueFull, SloMissed
 from daemon.text import Tokenizer
-from ipc.vocabulary import Role
+from ipc.vocabulary import PrefillPolicy, Role
 from tests.daemon.mute import MuteHouse
 from tests.daemon.test_metrics import samples
 from tests.daemon.test_prefill_times import POINTS, table
@@ -76,6 +76,72 @@ def test_the_shortest_queue_decides_for_it_is_where_the_request_would_go(
     refusal(house, 100)
     house.up("p1", Role.PREFILL)
     house.ask(100)
+
+
+SKIP_JOIN = PrefillPolicy.SKIP_JOIN
+
+
+def test_a_long_prompt_refuses_nobody_who_will_overtake_it(tokenizer: Tokenizer) -> None:
+    """A second for 100 tokens, a target of 3 s. It once refused all short ones behind it."""
+    in_order = MuteHouse(tokenizer, target=Target(ttft_s=3.0))
+    overtaking = MuteHouse(tokenizer, target=Target(ttft_s=3.0), policy=SKIP_JOIN)
+    for house in (in_order, overtaking):
+        served(house, 10)
+        house.ask(2000)
+    assert isinstance(refusal(in_order, 100), SloMissed)
+    overtaking.ask(100)
+    overtaking.ask(100)
+    overtaking.ask(100)
+    assert isinstance(refusal(overtaking, 100), SloMissed), "short ones wait for short ones"
+    assert isinstance(refusal(overtaking, 1900), SloMissed), "and long ones for all"
+
+
+def test_a_step_under_way_may_be_a_chunk_of_a_long_prompt(tokenizer: Tokenizer) -> None:
+    house = MuteHouse(tokenizer, target=Target(ttft_s=3.0), policy=SKIP_JOIN)
+    served(house, 10)
+    house.ask(2000)
+    house.begun(house.prefills()[-1])
+    house.ask(100)
+    house.ask(100)
+    assert refusal(house, 100).retry_after_s == pytest.approx(1.0)
+
+
+def test_the_tokens_of_a_long_prompt_are_charged_to_the_steps_that_computed_them(
+    tokenizer: Tokenizer,
+) -> None:
+    """Chunks of 100 tokens take a second each, and so do short prompts between them. All 2,000
+    tokens once were charged to the last second: whoever came then was told 0.5 ms a token."""
+    house = MuteHouse(tokenizer, target=Target(ttft_s=3.0), policy=SKIP_JOIN)
+    house.ask(2000)
+    long = house.prefills()[-1]
+    for number in range(19):
+        house.chunked(long, 100, house.now_s, house.now_s + 1.0)
+        house.now_s += 1.0
+        if number % 3 == 0:
+            served(house, 1)
+    house.prefilled(long, 0.0, house.now_s + 1.0)
+    house.ask(300)
+    assert refusal(house, 300).retry_after_s == pytest.approx(3.0)
+
+
+def test_prompts_that_are_nearly_done_count_by_what_is_left(tokenizer: Tokenizer) -> None:
+    house = MuteHouse(tokenizer, target=Target(ttft_s=3.0))
+    served(house, 10)
+    house.ask(1000)
+    house.chunked(house.prefills()[-1], 900, house.now_s, house.now_s + 9.0)
+    house.ask(100)
+    assert refusal(house, 200).retry_after_s == pytest.approx(1.0)
+
+
+def test_an_instance_that_drains_takes_nobody_off_the_queue(tokenizer: Tokenizer) -> None:
+    """It once doubled the pace at which the refused were told to come again."""
+    house = MuteHouse(tokenizer, max_queued=2)
+    served(house, 10)
+    house.up("p1", Role.PREFILL)
+    house.controller.instances.set_draining("p1", True)
+    house.ask(100)
+    house.ask(100)
+    assert refusal(house, 100).retry_after_s == pytest.approx(1.0)
 
 
 def test_a_measured_table_is_believed_from_the_first_request_on(tokenizer: Tokenizer) -> None:

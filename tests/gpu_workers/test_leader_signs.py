@@ -5,7 +5,7 @@ from typing import Any
 
 from gpu_workers.leader import Leader
 from gpu_workers.step_plan import PullResult, StepPlan, StepResult
-from ipc.messages import Audit, Command, Exit, Prefilled, Stats, Tokens
+from ipc.messages import Audit, Begun, Command, Exit, Prefilled, Stats, Tokens
 from ipc.vocabulary import Role
 from tests.gpu_workers.rig import BLOCK_SIZE, Rig, prefill
 from tests.gpu_workers.scripted_engine import ScriptedExchange, ScriptedExecutor
@@ -23,11 +23,13 @@ class WatchedExecutor(ScriptedExecutor):
         super().__init__(exchange, BLOCK_SIZE)
         self.link: ScriptedLink
         self.told: list[Stats | None] = []
+        self.begun: list[tuple[int, ...]] = []  # told of before the first step
 
     def launch(self, plan: StepPlan) -> StepResult:
         if plan.rows:
             last = self.link.events[-1]
             self.told.append(last if isinstance(last, Stats) else None)
+            self.begun = self.begun or [e.request_ids for e in of_type(self.link, Begun)]
         return super().launch(plan)
 
 
@@ -77,6 +79,13 @@ def test_the_end_of_an_announced_step_is_told_though_work_goes_on() -> None:
     assert isinstance(after, Stats)
     assert after.busy_until_s is None
     assert Tokens in kinds[first_end + 2 :]
+
+
+def test_that_a_prompt_has_its_turn_is_told_before_its_step_begins_D14() -> None:
+    """During the step nobody hears anything of it."""
+    link, executor = watched(Role.PREFILL, [prefill(1, 5), prefill(2, 5)])
+    assert executor.begun == [(1, 2)]
+    assert [event.request_ids for event in of_type(link, Begun)] == [(1, 2)]
 
 
 class StuckExchange(ScriptedExchange):

@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_workers.step_plan import StepPlan
-from ipc.messages import Abort, Gone, Prefilled, Release
+from ipc.messages import Abort, Begun, Chunked, Gone, Prefilled, Release
 from ipc.vocabulary import Parallelism, PrefillPolicy, Role
 from tests.gpu_workers.group_rig import GroupRig
 from tests.gpu_workers.rig import Rig, prefill, results
@@ -32,6 +32,19 @@ def test_a_short_prompt_goes_between_the_chunks_of_a_long_one() -> None:
     assert rows(rig.executor.plans) == [[(1, 16)], [(2, 5)], [(1, 16)], [(1, 8)]]
     assert second.token_ids == (scripted_token(prefill(1, 40).prompt, 0, 0),)
     assert second.started_s < first.started_s < first.ended_s < second.ended_s
+
+
+def test_each_chunk_but_the_last_is_told_with_its_tokens_and_times() -> None:
+    rig = skip_join_rig()
+    rig.tell(prefill(1, 40))
+    rig.step()
+    rig.tell(prefill(2, 5))
+    events = rig.run()
+    assert [event for event in events if isinstance(event, Begun)] == [Begun((1,)), Begun((2,))]
+    assert [event for event in events if isinstance(event, Chunked)] == [
+        Chunked(1, 16, 1.0, 1.5),
+        Chunked(1, 16, 3.0, 3.5),
+    ]
 
 
 def test_a_long_prompt_s_blocks_are_kept_between_its_chunks() -> None:
