@@ -10,14 +10,15 @@ import struct
 import zlib
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import TypeVar
 
 import msgspec
-import orjson
 
 from ipc.messages import PROTOCOL_VERSION, Command, Event, Tokens
 
-_HEADER = struct.Struct("<BBQQ")
+_NUMBERED = struct.Struct("<BBQQ")
 _CHECKSUM = struct.Struct("<I")
+_HEADER = struct.Struct("<BBQQI")
 
 
 class Kind(IntEnum):
@@ -26,6 +27,14 @@ class Kind(IntEnum):
     COMMAND = 1
     EVENT = 2
     TOKENS = 3
+
+
+_KINDS = {kind.value: kind for kind in Kind}
+_ENCODER = msgspec.json.Encoder()
+_COMMANDS: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+_EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_TOKENS = msgspec.json.Decoder(Tokens)
+Message = TypeVar("Message")
 
 
 class WireError(Exception):
@@ -62,40 +71,39 @@ class Numbering:
 
 def encode(message: Command | Event | Tokens, kind: Kind, epoch: int, number: int) -> list[bytes]:
     """[header, payload] of one message."""
-    payload = orjson.dumps(msgspec.to_builtins(message))
-    header = _HEADER.pack(PROTOCOL_VERSION, kind, epoch, number)
-    return [header + _checksum(header, payload), payload]
+    payload = _ENCODER.encode(message)
+    numbered = _NUMBERED.pack(PROTOCOL_VERSION, kind, epoch, number)
+    return [numbered + _CHECKSUM.pack(_checksum(numbered, payload)), payload]
 
 
 def read_header(frames: Sequence[bytes]) -> Header:
     """Raises WireError when the frames are not `[header, payload]` of our version, or damaged."""
-    if len(frames) != 2 or len(frames[0]) != _HEADER.size + _CHECKSUM.size:
+    if len(frames) != 2 or len(frames[0]) != _HEADER.size:
         raise WireError(f"{len(frames)} frames where [header, payload] was due")
-    header, checksum = frames[0][: _HEADER.size], frames[0][_HEADER.size :]
-    if checksum != _checksum(header, frames[1]):
+    version, kind, epoch, number, checksum = _HEADER.unpack(frames[0])
+    if checksum != _checksum(frames[0][: _NUMBERED.size], frames[1]):
         raise WireError("the checksum of a message is not that of its content")
-    version, kind, epoch, number = _HEADER.unpack(header)
     if version != PROTOCOL_VERSION:
         raise WireError(f"protocol {version} where {PROTOCOL_VERSION} is spoken")
-    if kind not in Kind.__members__.values():
+    if kind not in _KINDS:
         raise WireError(f"unknown kind of message {kind}")
-    return Header(Kind(kind), epoch, number)
-
-
-def _checksum(header: bytes, payload: bytes) -> bytes:
-    return _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(header)))
+    return Header(_KINDS[kind], epoch, number)
 
 
 def read_command(payload: bytes) -> Command:
-    return _convert(payload, Command)  # type: ignore[return-value, arg-type]
+    return _read(payload, _COMMANDS)
 
 
 def read_event(kind: Kind, payload: bytes) -> Event | Tokens:
-    return _convert(payload, Tokens if kind is Kind.TOKENS else Event)  # type: ignore[return-value, arg-type]
+    return _read(payload, _TOKENS) if kind is Kind.TOKENS else _read(payload, _EVENTS)
 
 
-def _convert(payload: bytes, into: type) -> object:
+def _checksum(numbered: bytes, payload: bytes) -> int:
+    return zlib.crc32(payload, zlib.crc32(numbered))
+
+
+def _read(payload: bytes, decoder: msgspec.json.Decoder[Message]) -> Message:
     try:
-        return msgspec.convert(orjson.loads(payload), into)
-    except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
+        return decoder.decode(payload)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise WireError(str(error)) from error

@@ -247,8 +247,8 @@ class Pulled(msgspec.Struct, frozen=True, tag=True):
     ended_s: float
 
 
-class TokenRow(msgspec.Struct, frozen=True, array_like=True):
-    """What one choice gained in a step."""
+class TokenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one choice gained in a step. Thousands a second; frozen, they are in no cycle."""
 
     seq_id: int
     token_ids: tuple[int, ...]
@@ -256,7 +256,7 @@ class TokenRow(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
-class Tokens(msgspec.Struct, frozen=True, array_like=True):
+class Tokens(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The one hot message: all that a decode step produced. `started_s` is the step's launch."""
 
     started_s: float

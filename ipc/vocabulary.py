@@ -196,7 +196,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Natural-log probability of a token and of the likeliest alternatives, from the raw logits."""
 
     token_id: int
