@@ -106,4 +106,11 @@ class Heartbeat:
             if instance is not None:
                 names = life.workers_here
                 answers = {name: self._answers.get((name, life.epoch), 0) for name in names}
-                yield Facts(instance.name, life.epoch, answers, instance.has_work, instance.stats)
+                yield Facts(
+                    instance.name,
+                    life.epoch,
+                    answers,
+                    instance.has_work,
+                    instance.stats,
+                    instance.queued.blocks_to_go_on,
+                )

@@ -20,6 +20,7 @@ class Facts(msgspec.Struct, frozen=True):
 
     `answers` has the newest beat that each of its workers has answered; `has_work` says whether
     the daemon has given it something that has not come back; `stats` is its leader's last word.
+    With fewer free blocks than `blocks_to_go_on`, none of its prompts can be computed now.
     """
 
     instance: str
@@ -27,14 +28,15 @@ class Facts(msgspec.Struct, frozen=True):
     answers: dict[WorkerName, int]
     has_work: bool
     stats: Stats
+    blocks_to_go_on: int = 0
 
     @property
     def is_runnable(self) -> bool:
-        """It has work, and does not just wait for blocks that others use or hold."""
-        stats = self.stats
-        is_full = stats.blocks_free < stats.blocks_total
-        waits_for_room = stats.num_waiting > 0 and stats.num_running == 0 and is_full
-        return self.has_work and not waits_for_room
+        """It has work, and does not just wait for blocks that it holds for others: as long as
+        they are not pulled, that is no fault of its own."""
+        lacking = self.blocks_to_go_on - self.stats.blocks_free
+        waits_for_readers = self.stats.num_running == 0 and 0 < lacking <= self.stats.blocks_held
+        return self.has_work and not waits_for_readers
 
     @property
     def progress(self) -> tuple[int, int, float]:

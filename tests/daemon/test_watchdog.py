@@ -30,6 +30,7 @@ class Watch:
         *,
         silent: tuple[WorkerName, ...] = (),
         has_work: bool = False,
+        blocks_to_go_on: int = 0,
         beat_s: float = 1.0,
     ) -> str | None:
         """So many beats; why it was wedged at the last of them, having not been before."""
@@ -38,7 +39,8 @@ class Watch:
             self.now_s += beat_s
             for name in self.answers.keys() - set(silent):
                 self.answers[name] += 1
-            facts = Facts("decode-0", self.epoch, dict(self.answers), has_work, stats)
+            answers = dict(self.answers)
+            facts = Facts("decode-0", self.epoch, answers, has_work, stats, blocks_to_go_on)
             self.findings += self.watchdog.judge([facts], self.now_s)
         return self.findings[-1].wedged
 
@@ -123,7 +125,45 @@ def test_steps_however_slow_are_progress() -> None:
 
 def test_a_full_prefill_pool_that_nobody_pulls_from_is_not_its_own_fault() -> None:
     watch = Watch()
-    assert watch.beats(100, FULL, has_work=True) is None
+    assert watch.beats(100, FULL, has_work=True, blocks_to_go_on=2) is None
+
+
+NO_STEP = "it has work and took no step for 10 s"
+
+
+def test_a_leader_that_answers_but_does_not_start_what_has_room_is_wedged() -> None:
+    """Any block in use or held, and it once was thought to wait for room for ever."""
+    watch = Watch()
+    waiting = Stats(num_waiting=1, blocks_total=8, blocks_free=7, blocks_held=1)
+    watch.beats(1, waiting)
+    assert watch.beats(10, waiting, has_work=True, blocks_to_go_on=7) is None
+    assert watch.beats(1, waiting, has_work=True, blocks_to_go_on=7) == NO_STEP
+
+
+def test_a_leader_that_does_not_go_on_with_what_has_begun_is_wedged_though_its_pool_is_full() -> (
+    None
+):
+    """Between two chunks: what has begun has all its blocks."""
+    watch = Watch()
+    begun = Stats(blocks_total=8, blocks_held=4, blocks_in_use=4)
+    watch.beats(1, begun)
+    assert watch.beats(11, begun, has_work=True, blocks_to_go_on=0) == NO_STEP
+
+
+def test_a_leader_that_waits_for_blocks_that_no_reader_will_give_back_is_wedged() -> None:
+    """They are in use by nothing that runs."""
+    watch = Watch()
+    lost = Stats(num_waiting=1, blocks_total=8, blocks_free=1, blocks_held=1, blocks_in_use=6)
+    watch.beats(1, lost)
+    assert watch.beats(11, lost, has_work=True, blocks_to_go_on=3) == NO_STEP
+
+
+def test_the_end_of_a_wait_for_room_grants_the_whole_bound() -> None:
+    watch = Watch()
+    watch.beats(50, FULL, has_work=True, blocks_to_go_on=2)
+    room = replace(FULL, blocks_free=2, blocks_held=6)
+    assert watch.beats(10, room, has_work=True, blocks_to_go_on=2) is None
+    assert watch.beats(1, room, has_work=True, blocks_to_go_on=2) == NO_STEP
 
 
 @pytest.mark.parametrize("num_running", [0, 1])
