@@ -80,13 +80,14 @@ class Instance:
 class InstanceTable:
     """Instances that are up, by name; those that drain get nothing new.
 
-    `promised` are those that are replaced on purpose: while one of them is missing, requests are
-    taken and wait for it.
+    `promised` are those that are replaced on purpose, `returning` those that died and are being
+    started again: while one of them is missing, requests are taken and wait for it.
     """
 
     def __init__(self) -> None:
         self._up: dict[str, Instance] = {}
-        self.promised: set[str] = set()
+        self.promised: dict[str, InstanceSpec] = {}
+        self.returning: dict[str, InstanceSpec] = {}
         self._reachable: dict[str, list[Instance]] = {}  # who decodes, by who prefills
 
     def __iter__(self) -> Iterator[Instance]:
@@ -118,7 +119,15 @@ class InstanceTable:
     @property
     def can_take(self) -> bool:
         """Whether requests may come: they will be served, if not at once."""
-        return self.can_serve or bool(self.promised)
+        if self.can_serve or not (self.promised or self.returning):
+            return self.can_serve
+        there = {i.name: i.spec for i in self if not i.is_draining}
+        specs = (there | self.returning | self.promised).values()
+        return any(
+            source.role.prefills and reader.role.decodes and source.first_gap(reader) is None
+            for source in specs
+            for reader in specs
+        )
 
     @property
     def can_serve(self) -> bool:

@@ -61,7 +61,7 @@ class Operations:
                 instead of coming back; it is tried again then.
         """
         ward = self._ward(name)
-        with self._alone(f"restart {name}"), self._promised(name):
+        with self._alone(f"restart {name}"), self._promised([ward.spec]):
             await self._drain(name, deadline_s)
             before, restarts = ward.life, ward.restarts
             await self._supervisor.replace(ward)
@@ -111,8 +111,7 @@ class Operations:
         """
         change = self.change_to(placement)
         before = self._specs
-        names = {spec.name for spec in (*before, *change.added)}
-        with self._alone("apply a placement"), self._promised(*names):
+        with self._alone("apply a placement"), self._promised([*before, *change.added]):
             try:
                 await self._take_over(change, deadline_s)
             except OperationRefused as refused:
@@ -289,13 +288,14 @@ class Operations:
             logger.info("operation over: %s", what)
 
     @contextlib.contextmanager
-    def _promised(self, *names: str) -> Iterator[None]:
+    def _promised(self, specs: Iterable[InstanceSpec]) -> Iterator[None]:
         """Requests that need one of these are taken, and wait for it."""
-        self._controller.instances.promised.update(names)
+        promised = self._controller.instances.promised
+        promised.update({spec.name: spec for spec in specs})
         try:
             yield
         finally:
-            self._controller.instances.promised.difference_update(names)
+            promised.clear()  # one operation at a time
 
 
 class Change(msgspec.Struct, frozen=True):

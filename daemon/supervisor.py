@@ -132,6 +132,7 @@ class Supervisor:
             else:
                 await self._first_of(ward, asyncio.sleep(backoff_s))
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+        self._promise(ward, holds=False)
         if ward.is_leaving:
             del self.wards[ward.spec.name]
             self._metrics.instance_removed(ward.spec.name)
@@ -190,6 +191,7 @@ class Supervisor:
             ward.waits_for = self._neighbours.trouble(ward.spec)
             if ward.waits_for is None:
                 return True
+            self._promise(ward, holds=False)
             self._has_changed()
             await self._first_of(ward, self._neighbours.until_joined(ward.spec))
             ward.cut_short.clear()
@@ -212,6 +214,7 @@ class Supervisor:
             await life.bury()
             self._configs.forget(life.epoch)
             ward.life = None
+        self._promise(ward, holds=life.is_up)
         if life.is_up:
             self._announce_down(life, reason)
             await until_let_go(life, self._lives_up, self.changed)
@@ -258,6 +261,7 @@ class Supervisor:
             ward.quarantined = None
             return False
         logger.error("%s stays down: %s", ward.spec.name, ward.quarantined)
+        self._promise(ward, holds=False)
         self._has_changed()
         return True
 
@@ -290,7 +294,17 @@ class Supervisor:
             life.join(name, await start(config))
             logger.info("%s started, process %d on %s", name, life.workers[name].pid, where)
 
+    def _promise(self, ward: Ward, *, holds: bool) -> None:
+        """Whether requests may come and wait for its next life: the first one after a life that
+        could serve is sure to be tried soon; nobody knows how long it takes when that one fails."""
+        returning = self._controller.instances.returning
+        if holds and not self._is_over(ward):
+            returning[ward.spec.name] = ward.spec
+        else:
+            returning.pop(ward.spec.name, None)
+
     def _announce_up(self, life: Incarnation) -> None:
+        self._promise(self.wards[life.spec.name], holds=False)
         self._announcer.up(life)
         self._has_served = self._has_served or self._controller.instances.can_serve
         self._has_changed()

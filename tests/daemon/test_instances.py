@@ -64,6 +64,26 @@ def test_who_has_nobody_to_hand_to_prefills_only_when_nobody_else_does() -> None
     assert up.best_prefill(10) is stranded
 
 
+@pytest.mark.parametrize("kind", ["promised", "returning"])
+def test_requests_are_taken_while_those_that_are_missing_come_back(kind: str) -> None:
+    source, reader = instance("p", Role.PREFILL), instance("d", Role.DECODE)
+    up = table(reader)
+    assert not up.can_take
+    getattr(up, kind)["p"] = source.spec
+    assert up.can_take
+    assert not up.can_serve
+    up.remove("d", 1)
+    assert not up.can_take, "nobody would decode"
+    getattr(up, kind)["d"] = reader.spec
+    assert up.can_take
+
+
+def test_nobody_waits_for_one_whose_blocks_could_not_be_pulled() -> None:
+    up = table(instance("d", Role.DECODE, "n1"))
+    up.returning["p"] = instance("p", Role.PREFILL, "n0").spec
+    assert not up.can_take
+
+
 def test_a_mixed_instance_serves_alone_and_takes_prompts_of_others() -> None:
     mixed = instance("m", Role.MIXED)
     assert table(mixed).can_serve

@@ -96,7 +96,7 @@ async def test_a_restart_replaces_an_instance_and_is_no_fault_of_its(
         ward = town.stage.supervisor.wards["decode-0"]
         assert town.epoch("decode-0") != before
         assert (ward.is_ready, ward.restarts, ward.last_exit) == (True, 0, None)
-        assert town.stage.controller.instances.promised == set()
+        assert town.stage.controller.instances.promised == {}
 
 
 async def test_requests_that_come_during_a_restart_wait_for_its_end(

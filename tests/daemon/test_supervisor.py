@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
-from daemon.errors import ConfigError, StartFailed
-from ipc.messages import Broken, Hello
+from daemon.errors import ConfigError, NotReady, StartFailed
+from daemon.generation import GenerationSpec
+from ipc.messages import Broken, Hello, Prefill
+from ipc.vocabulary import SamplingParams
 from tests.daemon.stage import MakeStage
 
 
@@ -99,3 +101,56 @@ async def test_a_process_that_cannot_be_spawned_is_tried_again(make_stage: MakeS
     )
     await stage.supervisor.stop()
     await keeping
+
+
+def request() -> GenerationSpec:
+    return GenerationSpec(prompt=(1, 2), sampling=SamplingParams(max_tokens=4, seed=1))
+
+
+async def test_who_comes_while_the_only_one_of_its_role_starts_again_waits_for_it_B1(
+    make_stage: MakeStage,
+) -> None:
+    """Newcomers once got 503 until it was back, while those who had come before were served."""
+    stage = await make_stage(prefill=1, decode=1)
+    keeping = stage.keep_all()
+    first, _ = await stage.all_ready(2)
+    stage.may_start.clear()
+    first.end("killed by SIGKILL")
+    await stage.until(lambda: stage.controller.instances.get("prefill-0") is None)
+    with stage.controller.submit([request()]) as call:
+        stage.may_start.set()
+        again = await stage.ready()
+        assert [c.prompt for name, c in stage.link.sent if isinstance(c, Prefill)] == [(1, 2)]
+        assert not call.requests[0].is_ended
+    assert stage.controller.instances.returning == {}
+    assert again.config.name == first.config.name
+    await stage.supervisor.stop()
+    await keeping
+
+
+async def test_nobody_waits_any_more_when_the_next_life_fails_too_B13(
+    make_stage: MakeStage,
+) -> None:
+    stage = await make_stage(prefill=1, decode=1)
+    keeping = stage.keep_all()
+    first, _ = await stage.all_ready(2)
+    first.end("killed by SIGKILL")
+    (await stage.started.get()).end("exit code 1")
+    await stage.until(lambda: stage.supervisor.wards["prefill-0"].restarts == 2)
+    with pytest.raises(NotReady) as refused:
+        stage.controller.submit([request()])
+    assert (refused.value.status, refused.value.retry_after_s) == (503, 2)
+    await stage.ready()
+    with stage.controller.submit([request()]):
+        assert stage.controller.num_open == 1
+    await stage.supervisor.stop()
+    await keeping
+
+
+async def test_nobody_waits_for_an_instance_of_a_daemon_that_stops(make_stage: MakeStage) -> None:
+    stage = await make_stage()
+    keeping = stage.keep()
+    await stage.ready()
+    await stage.supervisor.stop()
+    await keeping
+    assert not stage.controller.instances.can_take

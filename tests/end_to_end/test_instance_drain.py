@@ -87,7 +87,10 @@ async def test_while_the_only_one_of_its_role_is_replaced_requests_are_taken_and
     tokenizer: Tokenizer, name: str
 ) -> None:
     town = Town(tokenizer, DISAGGREGATED)
-    town.controller.instances.promised.add(name)
+    instances = town.controller.instances
+    instance = instances.get(name)
+    assert instance is not None
+    instances.promised[name] = instance.spec
     await asyncio.wait_for(town.controller.drain_instance(name), 1)
     early = town.ask(spec([1, 2]))
     town.kill(name)
@@ -96,7 +99,7 @@ async def test_while_the_only_one_of_its_role_is_replaced_requests_are_taken_and
         town.tick()
     assert not late.is_over
     town.build(name)
-    town.controller.instances.promised.discard(name)
+    instances.promised.clear()
     town.settle()
     for client in (early, late):
         assert_answered(client)

@@ -84,12 +84,8 @@ def test_a_rank_that_is_killed_under_load_takes_its_instance_along_and_nothing_e
         before[victim].kill()
         responses = [future.result() for future in endings]
     for response, expected in zip(responses, solo_answers, strict=True):
-        if response.status_code == 200:
-            assert response.json()["choices"][0]["token_ids"] == expected
-        else:
-            # Nobody else prefills: what arrives while it is started again is refused.
-            assert response.status_code == 503, response.text
-            assert response.json()["error"]["code"] == "not_ready"
+        assert response.status_code == 200, response.text  # also of who came while it was down
+        assert response.json()["choices"][0]["token_ids"] == expected
     unit = {name for name in before if name.startswith(f"{instance}/")}
     eventually(lambda: restarted(service, before) == unit, 20, "started again as a unit")
     assert not any(before[name].is_running() for name in unit)

@@ -231,8 +231,11 @@ def test_a_queue_that_does_not_move_in_time_is_refused_and_the_head_is_served_D1
     tokenizer: Tokenizer,
 ) -> None:
     clock = HandClock()
-    town = Town(tokenizer, DISAGGREGATED, clock=clock, time_limits=TimeLimits(queue_s=10.0))
+    limits = TimeLimits(queue_s=10.0)
+    town = Town(tokenizer, DISAGGREGATED, clock=clock, time_limits=limits, max_tokens=3)
     clients = [town.ask(spec([i, 2, 3])) for i in range(6)]
+    town.houses["p0"].act()
+    town.deliver(town.houses["p0"])  # that the first one has begun, and not that it is done
     clock.now_s = 10.0
     town.controller.timekeeper.look()
     late = town.ask(spec([9, 9, 9]))
