@@ -1,7 +1,7 @@
 """A client's call under way: what the frontend holds of it, and how it is left."""
 
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Coroutine
+from typing import Any, Self
 
 from daemon.generation import NAMELESS, Delta, Origin, StageTimes, TokenStream
 from daemon.request import Request
@@ -35,8 +35,8 @@ class ClientCall:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> list[Delta]:
-        return await self._stream.__anext__()
+    def __anext__(self) -> Coroutine[Any, Any, list[Delta]]:
+        return self._stream.__anext__()
 
     @property
     def stage_times(self) -> tuple[StageTimes, ...]:

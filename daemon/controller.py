@@ -14,10 +14,11 @@ import msgspec
 
 from daemon.client_call import ClientCall
 from daemon.deadlines import TimeLimits
+from daemon.dealing import Deal
 from daemon.door import Door
 from daemon.drains import Drains
 from daemon.errors import Draining, RequestTimeout, ServeError, WorkerFailed
-from daemon.generation import NAMELESS, Delta, GenerationSpec, Origin, TokenStream
+from daemon.generation import NAMELESS, GenerationSpec, Origin, TokenStream
 from daemon.instances import Instance, InstanceTable
 from daemon.metrics import Metrics
 from daemon.request import ENDED, Choice, Phase, Request, Trip
@@ -212,9 +213,7 @@ class Controller:
             return
         match event:
             case Tokens():
-                self._metrics.decode_step(len(event.rows))
-                for row in event.rows:
-                    self._token(row, event.started_s)
+                self._decoded(event)
             case Begun(request_ids):
                 self._begun(instance, request_ids)
             case Chunked():
@@ -236,14 +235,22 @@ class Controller:
                 assert_never(event)
         self._drains.look()
 
-    def _token(self, row: TokenRow, started_s: float) -> None:
-        trip = self._trips.of_sequence(row.seq_id)
-        if trip is None:
+    def _decoded(self, event: Tokens) -> None:
+        self._metrics.decode_step(len(event.rows))
+        deal, trip_of = Deal(self._clock()), self._trips.of_sequence
+        for row in event.rows:
+            if (trip := trip_of(row.seq_id)) is not None:
+                trip.decoding(event.started_s)
+                self._token(trip, row, deal)
+        deal.count(self._metrics)
+
+    def _token(self, trip: Trip, row: TokenRow, deal: Deal) -> None:
+        choice = trip.choices[row.seq_id]
+        delta = choice.take(row)
+        deal.pass_on(trip.request, choice, delta)
+        if delta.finished is None:
             return
-        trip.request.clock.decoding(started_s)
-        trip.times.decoding(started_s)
-        delta = trip.take(row)
-        self._deal(trip, row.seq_id, delta)
+        self._trips.leave(trip, row.seq_id)
         if delta.finished is not row.finished:  # by a stop string, which the leader cannot see
             self._trips.stop_choice(trip, row.seq_id)
         if not trip.choices:
@@ -280,26 +287,19 @@ class Controller:
 
     def _deal_first(self, trip: Trip, event: Prefilled) -> None:
         """Each choice gets its first token of this trip; the first one the prompt's entries."""
-        prompt_logprobs = event.prompt_logprobs
-        for i, seq_id in enumerate(list(trip.choices)):
+        deal, prompt_logprobs = Deal(self._clock()), event.prompt_logprobs
+        for i, (seq_id, choice) in enumerate(list(trip.choices.items())):
             token_ids = event.token_ids[i : i + 1]
             logprobs = event.logprobs[i : i + 1] if event.logprobs and token_ids else None
             row = TokenRow(seq_id, token_ids, event.finished[i], logprobs)
-            delta = msgspec.structs.replace(trip.take(row), prompt_logprobs=prompt_logprobs)
-            self._deal(trip, seq_id, delta)
+            delta = msgspec.structs.replace(choice.take(row), prompt_logprobs=prompt_logprobs)
+            deal.pass_on(trip.request, choice, delta)
+            if delta.finished is not None:
+                self._trips.leave(trip, seq_id)
             if delta.finished is not row.finished and trip.phase is Phase.DECODE:
                 self._trips.stop_choice(trip, seq_id)
             prompt_logprobs = None
-
-    def _deal(self, trip: Trip, seq_id: int, delta: Delta) -> None:
-        """Pass a choice's tokens on to the client."""
-        trip.request.stream.put(delta)
-        if delta.token_ids:
-            now_s = self._clock()
-            trip.request.clock.token(now_s)
-            self._metrics.tokens(len(delta.token_ids), trip.choices[seq_id].gap_s(now_s))
-        if delta.finished is not None:
-            self._trips.leave(trip, seq_id)
+        deal.count(self._metrics)
 
     def _pulled(self, event: Pulled) -> None:
         self._metrics.pulled(event)

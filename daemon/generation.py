@@ -38,7 +38,7 @@ class Origin(msgspec.Struct, frozen=True):
 NAMELESS = Origin()
 
 
-class Delta(msgspec.Struct, frozen=True):
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """What one choice gained: whole characters only; `finished` comes with its last delta.
 
     `choice` counts over all prompts of the call: prompt index x choices per prompt + choice.
@@ -86,13 +86,15 @@ class TokenStream:
         self._pending.append(delta)
         if delta.finished is not None:
             self._unfinished -= 1
-        self._wake()
+        if self._waiter is not None:
+            self._wake(self._waiter)
 
     def fail(self, error: ServeError) -> None:
         """End the stream by an error, after what is already in it. The first error counts."""
         if not self.is_finished:
             self._error = error
-            self._wake()
+            if self._waiter is not None:
+                self._wake(self._waiter)
 
     def __aiter__(self) -> Self:
         return self
@@ -109,9 +111,11 @@ class TokenStream:
         deltas, self._pending = self._pending, []
         return deltas
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _wake(self, waiter: asyncio.Future[None]) -> None:
+        """Once, however much comes before it runs."""
+        self._waiter = None
+        if not waiter.done():  # it was cancelled
+            waiter.set_result(None)
 
 
 class Generation(Protocol):

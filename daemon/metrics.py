@@ -101,11 +101,12 @@ class Metrics:
         self._arrived.inc()
         self._prompt_tokens.inc(len(request.spec.prompt))
 
-    def tokens(self, count: int, gap_s: float | None = None) -> None:
-        """A choice gained tokens; `gap_s` after the ones before, None with its first ones."""
+    def tokens(self, count: int, gaps_s: Mapping[float, int]) -> None:
+        """Choices gained tokens; `gaps_s` tells how many of them came how long after the ones
+        before, each choice's first ones left out."""
         self._output_tokens.inc(count)
-        if gap_s is not None:
-            self._inter_token.observe(gap_s / count, times=count)
+        for gap_s, times in gaps_s.items():
+            self._inter_token.observe(gap_s, times)
 
     def refused(self, error: ServeError) -> None:
         """A request that was taken, but never begun, counts as ended too."""

@@ -101,10 +101,6 @@ class TripTimes:
         self.decode_started_s: float | None = None
         self.ended_s: float | None = None
 
-    def decoding(self, started_s: float) -> None:
-        if self.decode_started_s is None:
-            self.decode_started_s = started_s
-
 
 class Choice:
     """One continuation of a prompt: its tokens, its text, and how it ended."""
@@ -126,14 +122,16 @@ class Choice:
 
         The token that made the leader end a choice is counted, but is no part of its text.
         """
-        self.output.extend(row.token_ids)
-        is_end_token = row.finished is FinishReason.STOP
-        shown = row.token_ids[:-1] if is_end_token else row.token_ids
+        token_ids, ended = row.token_ids, row.finished
+        self.output += token_ids
+        shown = token_ids[:-1] if ended is FinishReason.STOP else token_ids
         text, is_stopped = self._text.push(shown)
-        self.finished = FinishReason.STOP if is_stopped else row.finished
-        if row.finished is not None and not is_stopped:
+        if is_stopped:
+            ended = FinishReason.STOP
+        elif ended is not None:
             text += self._text.flush()
-        return Delta(self.index, text, row.token_ids, row.logprobs, self.finished)
+        self.finished = ended
+        return Delta(self.index, text, token_ids, row.logprobs, ended)
 
 
 class Request:
@@ -200,8 +198,11 @@ class Trip:
         """Tokens to prefill."""
         return len(self.request.spec.prompt) + len(self.output)
 
-    def take(self, row: TokenRow) -> Delta:
-        return self.choices[row.seq_id].take(row)
+    def decoding(self, started_s: float) -> None:
+        """A step of its choices, which began then; the first one counts."""
+        if self.times.decode_started_s is None:
+            self.times.decode_started_s = started_s
+            self.request.clock.decoding(started_s)
 
     def enter(self, phase: Phase) -> None:
         assert phase in NEXT[self.phase], f"trip {self.request_id}: {self.phase} -> {phase}"

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from daemon.dealing import Deal
 from daemon.errors import Draining, NotReady, QueueFull, QueueTimeout, ServeError, SloMissed
-from daemon.generation import GenerationSpec, TokenStream
+from daemon.generation import Delta, GenerationSpec, TokenStream
 from daemon.instances import Instance
 from daemon.metrics import Metrics
 from daemon.request import Choice, Phase, Request
@@ -205,7 +206,9 @@ def test_the_time_between_tokens_is_counted_once_for_each_token_after_the_first(
     request = answered(0.1, 1, 0.0)
     (choice,) = request.choices
     for now_s, count in ((1.0, 1), (1.5, 1), (1.9, 4)):
-        metrics.tokens(count, choice.gap_s(now_s))
+        deal = Deal(now_s)
+        deal.pass_on(request, choice, Delta(0, "", (1,) * count))
+        deal.count(metrics)
     for name in ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"):
         assert samples(metrics, f"{name}_count") == {"tiny": 5}
         assert samples(metrics, f"{name}_sum")["tiny"] == pytest.approx(0.9)
