@@ -3,7 +3,8 @@
 A prompt's keys and values are whole when its prefill worker has fetched the first token, so a pull
 need not wait for anything over there. Here, each pull ends with an event of its own: only when
 that is over has the pull ended, and whatever the computing stream is asked from then on waits for
-it. Nothing blocks but the parting from a peer, which ends what is under way.
+it. Nothing blocks but the parting from a peer, which ends what is under way. Where no GPU of ours
+can read a pool, its owner puts blocks into memory of the host for us, and so do we for others.
 """
 
 import logging
@@ -11,6 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import msgspec
@@ -18,11 +20,15 @@ import torch
 
 from gpu_workers import pull_check
 from gpu_workers.cpu_exchange import TORCH_DTYPES, Incarnation, block_parts
-from gpu_workers.cuda_copies import BATCH_BELOW_BYTES, plan_copies
-from gpu_workers.cuda_routes import SLOW_BELOW, Gpu, PullPath, Route, measure, open_route
+from gpu_workers.cuda_copies import plan_copies
+from gpu_workers.cuda_pairing import Pairing
+from gpu_workers.cuda_porter import Porter
+from gpu_workers.cuda_routes import Gpu, PullPath, Route
 from gpu_workers.step_plan import Pull, PullResult
+from ipc import kv_bounce
 from ipc.cuda_runtime import load_runtime
-from ipc.kv_cuda import DeviceMemory, as_bytes, read_handle, write_handle
+from ipc.kv_bounce import OwnerGone
+from ipc.kv_cuda import NO_HANDLE, DeviceMemory, PoolHandle, as_bytes, document_of, parse_handle
 from ipc.kv_layout import LayoutMismatch, Piece, RankLayout, check_same_blocks, pieces
 from ipc.kv_shm import PoolUnavailable
 from ipc.vocabulary import WorkerName
@@ -36,13 +42,23 @@ class _Peer(NamedTuple):
 
 
 class _Flight(msgspec.Struct, frozen=True):
-    """A pull under way: `fence` is over when its last copy is done."""
+    """A pull under way: it is over when `fence` is, and all that others `carry` for us."""
 
     pull: Pull
     sources: list[tuple[_Peer, Piece]]
     num_bytes: int
     started_s: float
     fence: int
+    carried: list[Future[None]]
+
+    @property
+    def is_lost(self) -> bool:
+        """Raises what else went wrong with it."""
+        gone = [p.cancelled() or isinstance(p.exception(), OwnerGone) for p in self.carried]
+        for part, is_gone in zip(self.carried, gone, strict=True):
+            if not is_gone:
+                part.result()
+        return any(gone)
 
 
 class CudaExchange:
@@ -53,12 +69,12 @@ class CudaExchange:
         gpu: our device.
         device: the same, as torch names it.
         computing: the stream that reads pulled blocks later on.
-        batch_below: copies of fewer bytes are gathered into batches.
+        batch_below: copies of fewer bytes are gathered into batches; None: as measured.
 
-    `descriptor` is for importers: a memory file with the handle of the pool.
+    `descriptor` is for importers: a door behind which lies the handle of the pool.
 
     Raises:
-        PoolUnavailable: the memory for the pool cannot be had, or cannot be shared.
+        PoolUnavailable: the memory for the pool cannot be had.
     """
 
     def __init__(
@@ -70,18 +86,19 @@ class CudaExchange:
         *,
         device: torch.device,
         computing: Callable[[], int],
-        batch_below: int = BATCH_BELOW_BYTES,
+        batch_below: int | None = None,
     ) -> None:
         self.layout = layout
         self._memory, self._runtime = memory, memory.runtime
         self._gpu, self._device = gpu, device
         self._computing = computing
-        self._batch_below = batch_below
         self._runtime.use(gpu.index)
-        self._own = memory.allocate(layout.pool_bytes, gpu.uuid)
-        self.descriptor = write_handle(self._own.handle, label)
+        self._own = memory.allocate(layout.pool_bytes, gpu.uuid, must_share=False)
+        door, self.descriptor = kv_bounce.make_door(document_of(self._own.handle))
+        self._porter = Porter(self._runtime, self._own, door, label)
         self._pool = self._view(self._own.address, layout, device)
         self._stream = self._runtime.make_stream()
+        self._pairing = Pairing(memory, gpu, self._stream, batch_below=batch_below)
         self._peers: dict[Incarnation, dict[tuple[int, int], _Peer]] = {}
         self._pieces: dict[Incarnation, list[tuple[_Peer, Piece]]] = {}
         self._flights: deque[_Flight] = deque()
@@ -101,16 +118,15 @@ class CudaExchange:
     def map_peer(self, worker: WorkerName, epoch: int, layout: RankLayout, descriptor: int) -> None:
         try:
             check_same_blocks(self.layout, layout)
-            handle = read_handle(descriptor)
+            handle = _read_handle(descriptor)
+            if handle.num_bytes < layout.pool_bytes:
+                raise PoolUnavailable(
+                    f"the pool of {worker} has {handle.num_bytes} bytes where its layout says "
+                    f"{layout.pool_bytes}"
+                )
+            route = self._pairing.open(worker, handle, descriptor)
         finally:
             os.close(descriptor)
-        if handle.num_bytes < layout.pool_bytes:
-            raise PoolUnavailable(
-                f"the pool of {worker} has {handle.num_bytes} bytes where its layout says "
-                f"{layout.pool_bytes}"
-            )
-        route = open_route(self._memory, self._gpu, handle)
-        self._test(worker, route)
         ranks = self._peers.setdefault((worker.instance, epoch), {})
         ranks[worker.stage, worker.tp_rank] = _Peer(layout, route)
         self._pieces.pop((worker.instance, epoch), None)
@@ -122,6 +138,8 @@ class CudaExchange:
         if not ranks:
             return
         self._pieces.pop((instance, epoch), None)
+        for peer in ranks.values():
+            peer.route.finish()
         self._runtime.synchronize(self._stream)
         self._land()
         for peer in ranks.values():
@@ -140,16 +158,16 @@ class CudaExchange:
         started_s = time.monotonic()
         sources = self._pieces_of((pull.handle.owner, pull.handle.epoch))
         blocks = list(zip(pull.handle.block_ids, pull.into, strict=True))
-        num_bytes = 0
+        num_bytes, carried = 0, []
         for peer, piece in sources:
-            plan = plan_copies(
-                peer.layout, self.layout, piece, blocks, batch_below=self._batch_below
-            )
-            peer.route.copy(plan, self._own.address, self._stream)
+            below = self._pairing.batch_below(peer.route.path)
+            plan = plan_copies(peer.layout, self.layout, piece, blocks, batch_below=below)
+            if (part := peer.route.copy(plan, self._own.address, self._stream)) is not None:
+                carried.append(part)
             num_bytes += plan.num_bytes
         fence = self._runtime.make_event()
         self._runtime.record(fence, self._stream)
-        self._flights.append(_Flight(pull, sources, num_bytes, started_s, fence))
+        self._flights.append(_Flight(pull, sources, num_bytes, started_s, fence, carried))
 
     def finished(self) -> list[PullResult]:
         """Raises CudaError: a copy has failed, and with it this process's use of the device."""
@@ -162,6 +180,7 @@ class CudaExchange:
         may have it open."""
         for incarnation in list(self._peers):
             self.unmap_instance(*incarnation)
+        self._porter.close()
         self._runtime.synchronize(self._stream)
         self._runtime.destroy_stream(self._stream)
         os.close(self.descriptor)
@@ -171,27 +190,37 @@ class CudaExchange:
         self._memory.free(self._own)
 
     def _land(self) -> None:
-        """Pulls end in the order of their beginning: they share a stream."""
-        while self._flights and self._runtime.is_over(self._flights[0].fence):
-            flight = self._flights.popleft()
-            self._runtime.wait_for(self._computing(), flight.fence)
-            self._runtime.destroy_event(flight.fence)
-            self._finished.append(
-                PullResult(
-                    flight.pull.handle.request_id,
-                    flight.num_bytes,
-                    flight.started_s,
-                    time.monotonic(),
-                    self._verify(flight) if self._verifies else 0,
-                )
-            )
+        """In the order of their beginning, but nobody waits for one that others hold up."""
+        under_way, self._flights = self._flights, deque()
+        for flight in under_way:
+            if self._is_over(flight):
+                self._finished.append(self._landed(flight))
+            else:
+                self._flights.append(flight)
+
+    def _is_over(self, flight: _Flight) -> bool:
+        return all(part.done() for part in flight.carried) and self._runtime.is_over(flight.fence)
+
+    def _landed(self, flight: _Flight) -> PullResult:
+        self._runtime.wait_for(self._computing(), flight.fence)
+        self._runtime.destroy_event(flight.fence)
+        is_lost = flight.is_lost
+        return PullResult(
+            flight.pull.handle.request_id,
+            0 if is_lost else flight.num_bytes,
+            flight.started_s,
+            time.monotonic(),
+            self._verify(flight) if self._verifies and not is_lost else 0,
+            is_lost=is_lost,
+        )
 
     def _verify(self, flight: _Flight) -> int:
         """Parts of blocks that differ from their source, which is still held."""
         found = 0
         for peer, piece in flight.sources:
-            address = peer.route.mapping.address
-            source = self._view(address, peer.layout, self._seen_from(peer))
+            if (mapping := peer.route.mapping) is None:  # we never see it
+                continue
+            source = self._view(mapping.address, peer.layout, self._device)
             found += pull_check.num_different(block_parts(source, self._pool, piece, flight.pull))
         if found:
             logger.error(
@@ -201,24 +230,6 @@ class CudaExchange:
                 flight.pull.handle.owner,
             )
         return found
-
-    def _seen_from(self, peer: _Peer) -> torch.device:
-        if self._device.type == "cpu":
-            return self._device
-        return torch.device(self._device.type, peer.route.mapping.device)
-
-    def _test(self, worker: WorkerName, route: Route) -> None:
-        """Measure the way, and say which it is."""
-        bytes_per_s = measure(self._runtime, route, self._stream)
-        told = (worker, route.path, bytes_per_s / 1e9)
-        logger.info("the pool of %s is read by way of: %s, %.1f GB/s", *told)
-        if bytes_per_s < SLOW_BELOW[route.path]:
-            expected = SLOW_BELOW[route.path] / 1e9
-            logger.warning(
-                "pulls from %s (%s) are slow: %.2f GB/s, at least %.0f were expected",
-                *told,
-                expected,
-            )
 
     def _pieces_of(self, incarnation: Incarnation) -> list[tuple[_Peer, Piece]]:
         """What to copy from which of its pools; worked out once per incarnation."""
@@ -234,12 +245,12 @@ class CudaExchange:
 
 
 def exchange_on(
-    device: torch.device, layout: RankLayout, label: str, *, batch_below: int = BATCH_BELOW_BYTES
+    device: torch.device, layout: RankLayout, label: str, *, batch_below: int | None = None
 ) -> CudaExchange:
     """The exchange of a worker whose device that is (`cuda:N`).
 
     Raises:
-        PoolUnavailable: the memory for the pool cannot be had, or cannot be shared.
+        PoolUnavailable: the memory for the pool cannot be had.
         CudaUnavailable: there is no CUDA runtime.
     """
     return CudaExchange(
@@ -258,3 +269,11 @@ def gpu_of(device: torch.device) -> Gpu:
     count = torch.cuda.device_count()
     uuids = (str(torch.cuda.get_device_properties(index).uuid) for index in range(count))
     return Gpu(device.index or 0, tuple(uuids))
+
+
+def _read_handle(descriptor: int) -> PoolHandle:
+    """How to open the pool behind that door. Raises PoolUnavailable: it is none."""
+    try:
+        return parse_handle(kv_bounce.read_document(descriptor))
+    except OSError as error:
+        raise PoolUnavailable(NO_HANDLE) from error

@@ -12,53 +12,30 @@ import ctypes
 import itertools
 import mmap
 import os
+import signal
 import struct
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from ipc.cuda_runtime import SIGNATURES, SUCCESS, CopyAttributes, IpcHandle
+from tests.gpu_workers.cuda_exchange.fake_function import (
+    ILLEGAL_ADDRESS,
+    INVALID_HANDLE,
+    INVALID_VALUE,
+    NAMES,
+    NOT_READY,
+    NOT_SUPPORTED,
+    PEER_UNSUPPORTED,
+    Failed,
+    FakeFunction,
+)
 from tests.gpu_workers.cuda_exchange.fake_streams import Allocation, Copy, Event, Stream, advance
 
-INVALID_VALUE, OUT_OF_MEMORY, PEER_UNSUPPORTED = 1, 2, 217
-INVALID_HANDLE, NOT_READY, ILLEGAL_ADDRESS, NOT_SUPPORTED = 400, 600, 700, 801
-NAMES = {
-    INVALID_VALUE: b"cudaErrorInvalidValue",
-    OUT_OF_MEMORY: b"cudaErrorMemoryAllocation",
-    PEER_UNSUPPORTED: b"cudaErrorPeerAccessUnsupported",
-    INVALID_HANDLE: b"cudaErrorInvalidResourceHandle",
-    ILLEGAL_ADDRESS: b"cudaErrorIllegalAddress",
-    NOT_SUPPORTED: b"cudaErrorNotSupported",
-}
 HOST = -1
 CALL_S, BATCH_CALL_S, BATCHED_S = 2e-6, 10e-6, 0.5e-6
 _HANDLE = struct.Struct("<4q")  # process, descriptor, size, device
 _numbers = itertools.count(1)
-
-
-class Failed(Exception):
-    """The call returns that error."""
-
-
-class FakeFunction:
-    """One function of the library, as ctypes has it."""
-
-    def __init__(self, name: str, body: Callable[..., Any], *, returns_code: bool = True) -> None:
-        self.name, self._body, self._returns_code = name, body, returns_code
-        self.argtypes: tuple[Any, ...] = ()
-        self.restype: Any = None
-
-    def __call__(self, *arguments: Any) -> Any:
-        assert len(arguments) == len(self.argtypes), f"{self.name}: {len(arguments)} arguments"
-        for argument, kind in zip(arguments, self.argtypes, strict=True):
-            kind.from_param(argument)  # raises what ctypes would raise
-        if not self._returns_code:
-            return self._body(*arguments)
-        try:
-            self._body(*arguments)
-        except Failed as failed:
-            return failed.args[0]
-        return SUCCESS
 
 
 class FakeCudart:
@@ -69,8 +46,9 @@ class FakeCudart:
         speeds: bytes per second of copies, by (from, to).
 
     `fails` makes calls fail by name. `skips_fences` makes every event look as if it were over.
-    `refuses_pinning` leaves the host's memory as it is. `freed_while_open` counts the worst of
-    mistakes. One thread calls at a time, and each has its own current device and last error.
+    `refuses_pinning` leaves the host's memory as it is, `dies_at_copy` ends the process at that
+    copy. `freed_while_open` counts the worst of mistakes. One thread calls at a time, and each has
+    its own current device and last error.
     """
 
     def __init__(
@@ -85,6 +63,7 @@ class FakeCudart:
         self.calls: list[str] = []
         self.skips_fences = False
         self.refuses_pinning = False
+        self.dies_at_copy: int | None = None
         self.slow_factor = 1.0
         self.freed_while_open = 0
         self._lock = threading.RLock()
@@ -236,6 +215,7 @@ class FakeCudart:
 
     def _cudaMemcpyAsync(self, to: int, source: int, size: int, kind: int, stream: int) -> None:
         self._host_s += CALL_S
+        self._die_in_time()
         self._ask(stream, "copy", self._copy(to, source, size))
 
     def _cudaMemcpy2DAsync(
@@ -263,6 +243,12 @@ class FakeCudart:
             copy.extra_s = BATCHED_S
             self._ask(stream, "copy", copy)
 
+    def _die_in_time(self) -> None:
+        if self.dies_at_copy is not None:
+            self.dies_at_copy -= 1
+            if not self.dies_at_copy:
+                os.kill(os.getpid(), signal.SIGKILL)
+
     def _copy(self, target: int, source: int, num_bytes: int) -> Copy:
         there = self._within(source, num_bytes).device
         here = self._within(target, num_bytes).device
@@ -285,6 +271,7 @@ class FakeCudart:
     def _cudaStreamSynchronize(self, stream: int) -> None:
         while self._streams[stream].todo:
             advance(self._streams[stream])
+        self._host_s = max(self._host_s, self._streams[stream].clock_s)
 
     def _cudaStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
         self._ask(stream, "wait", (self._events[event], self._events[event].num_asked))
@@ -318,6 +305,7 @@ class FakeCudart:
         while asked.num_done < asked.num_asked:
             assert asked.stream is not None
             advance(asked.stream)
+        self._host_s = max(self._host_s, asked.at_s)
 
     def _cudaEventElapsedTime(self, into: Any, first: int, second: int) -> None:
         into.contents.value = 1e3 * (self._events[second].at_s - self._events[first].at_s)

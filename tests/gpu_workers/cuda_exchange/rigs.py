@@ -5,20 +5,21 @@ from collections.abc import Sequence
 
 import torch
 
-from gpu_workers.cuda_copies import BATCH_BELOW_BYTES
 from gpu_workers.cuda_exchange import CudaExchange
 from gpu_workers.cuda_routes import Gpu
-from gpu_workers.step_plan import Pull
+from gpu_workers.step_plan import Pull, PullResult
 from ipc.cuda_runtime import CudaRuntime
 from ipc.kv_cuda import DeviceMemory
 from ipc.kv_layout import RankLayout, Span
 from ipc.vocabulary import DType, KVHandle, WorkerName
 from tests.gpu_workers.cuda_exchange.fake_cudart import FakeCudart
+from tests.gpu_workers.cuda_exchange.fake_function import NOT_SUPPORTED
 
 NUM_LAYERS, NUM_HEADS, NUM_BLOCKS, BLOCK_SIZE, HEAD_DIM = 4, 4, 8, 4, 8
 UUIDS = ("GPU-a", "GPU-b")
 CPU = torch.device("cpu")
 EPOCH = 5
+NEIGHBOURS = {(0, 1), (1, 0)}
 
 
 def layout(layers: Span, heads: Span, num_blocks: int = NUM_BLOCKS) -> RankLayout:
@@ -49,6 +50,10 @@ def part(of: torch.Tensor, rank: RankLayout) -> torch.Tensor:
     return of[:, heads.start : heads.stop, layers.start : layers.stop]
 
 
+PROCESSES: list["Process"] = []
+"""Those that have not been closed."""
+
+
 class Process:
     """A played process with one exchange; its GPU is that of its index."""
 
@@ -59,10 +64,13 @@ class Process:
         gpu: int = 0,
         reach: set[tuple[int, int]] | None = None,
         version: int = 13000,
-        batch_below: int = BATCH_BELOW_BYTES,
+        batch_below: int | None = None,
         sees: Sequence[str] = UUIDS,
+        refuses: str = "",
     ) -> None:
         self.library = FakeCudart(reach=reach, version=version)
+        if refuses:
+            self.library.fails[refuses] = NOT_SUPPORTED
         self.memory = DeviceMemory(CudaRuntime(self.library))
         self.compute_stream = self.memory.runtime.make_stream()
         self.exchange = CudaExchange(
@@ -74,6 +82,12 @@ class Process:
             computing=lambda: self.compute_stream,
             batch_below=batch_below,
         )
+        PROCESSES.append(self)
+
+    def close(self) -> None:
+        """As at the end of a worker."""
+        PROCESSES.remove(self)
+        self.exchange.close()
 
     def meet(self, others: Sequence["Process"], instance: str = "there") -> None:
         """Map the pools of an instance's ranks."""
@@ -82,17 +96,33 @@ class Process:
             name = WorkerName(instance, 0, rank)
             self.exchange.map_peer(name, EPOCH, other.exchange.layout, descriptor)
 
-    def pull(self, blocks: Sequence[int], into: Sequence[int], request_id: int = 7) -> None:
-        handle = KVHandle("there", EPOCH, request_id, tuple(blocks), BLOCK_SIZE * len(into))
+    def pull(
+        self,
+        blocks: Sequence[int],
+        into: Sequence[int],
+        request_id: int = 7,
+        *,
+        owner: str = "there",
+        epoch: int = EPOCH,
+    ) -> None:
+        handle = KVHandle(owner, epoch, request_id, tuple(blocks), BLOCK_SIZE * len(into))
         self.exchange.begin(Pull(handle, tuple(into)))
 
     def until_finished(self) -> list[int]:
         """Look as often as it takes; the requests whose pulls have ended."""
+        return [result.request_id for result in self.until_results()]
+
+    def until_results(self) -> list[PullResult]:
         while not (results := self.exchange.finished()):
             pass
-        return [result.request_id for result in results]
+        return results
 
 
 def filled(process: Process, whole: torch.Tensor) -> Process:
     process.exchange.pool.copy_(part(whole, process.exchange.layout))
     return process
+
+
+def exporters(tp: int, pp: int, gpu: int = 0) -> list[Process]:
+    """The ranks of an instance, with what belongs there in their pools."""
+    return [filled(Process(rank, gpu=gpu), reference()) for rank in ranks(tp, pp)]

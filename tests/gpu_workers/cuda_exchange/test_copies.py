@@ -118,7 +118,7 @@ def test_a_single_small_copy_is_no_batch() -> None:
 
 
 def test_slots_are_filled_to_the_brim_and_runs_are_cut_where_they_end() -> None:
-    filled = list(staged([Run(0, 100, 6), Run(50, 200, 9)], slot_bytes=10))
+    filled = list(staged([Run(0, 100, 6), Run(50, 200, 9)], slot_bytes=10, max_runs=9))
     assert filled == [
         [Staged(Run(0, 100, 6), 0), Staged(Run(50, 200, 4), 6)],
         [Staged(Run(54, 204, 5), 0)],
@@ -126,4 +126,9 @@ def test_slots_are_filled_to_the_brim_and_runs_are_cut_where_they_end() -> None:
 
 
 def test_nothing_to_copy_fills_no_slot() -> None:
-    assert list(staged([], slot_bytes=10)) == []
+    assert list(staged([], slot_bytes=10, max_runs=9)) == []
+
+
+def test_a_slot_takes_no_more_runs_than_one_message_names() -> None:
+    runs = [Run(10 * place, place, 1) for place in range(5)]
+    assert [len(slot) for slot in staged(runs, slot_bytes=10, max_runs=2)] == [2, 2, 1]

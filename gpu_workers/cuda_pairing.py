@@ -1,0 +1,153 @@
+"""Which way leads to a peer's pool: the best that there is, chosen, tested and told once per peer.
+
+Directly, where our GPU can read the pool; through the host's memory, where CUDA does not share
+it: GPUs without peer access, instances of MIG, sandboxes that do not pass IPC on. What is found
+out about a kind of way, such as which copies are quicker together, holds for all of its kind.
+"""
+
+import logging
+from collections.abc import Callable
+
+from gpu_workers.cuda_bounce import BounceRoute, LostRoute
+from gpu_workers.cuda_copies import BATCH_BELOW_BYTES
+from gpu_workers.cuda_probe import PROBE_BYTES, NotMeasured, Probe
+from gpu_workers.cuda_routes import DirectRoute, Gpu, PullPath, Route
+from gpu_workers.gpu_links import Links, links_here
+from ipc.kv_bounce import OwnerGone
+from ipc.kv_cuda import DeviceMemory, PoolHandle
+from ipc.kv_shm import PoolUnavailable
+from ipc.vocabulary import WorkerName
+
+logger = logging.getLogger(__name__)
+
+FLOORS: dict[PullPath, float] = {
+    PullPath.LOCAL: 200e9,  # any data-centre GPU copies within its memory at several times that
+    PullPath.PEER: 10e9,  # PCIe 3 x16 gives 12 GB/s, NVLink much more
+    PullPath.HOST: 2e9,
+}
+"""Bytes per second below which something is wrong with the way, where its link is not known."""
+
+SHARE_OF_LINK = 0.5
+"""Of what a link can do; a copy reaches three quarters and more."""
+
+
+class Pairing:
+    """Finds the ways from peers' pools to one GPU.
+
+    Args:
+        stream: on which copies are measured.
+        batch_below: copies of fewer bytes are made together; None: as measured.
+        find_links: what is known of the links between GPUs, asked when the first is needed.
+    """
+
+    def __init__(
+        self,
+        memory: DeviceMemory,
+        gpu: Gpu,
+        stream: int,
+        *,
+        batch_below: int | None = None,
+        find_links: Callable[[], Links] = links_here,
+    ) -> None:
+        self._memory, self._gpu, self._stream = memory, gpu, stream
+        self._fixed = batch_below
+        self._find_links = find_links
+        self._links: Links | None = None
+        self._batch_below: dict[PullPath, int] = {}
+
+    def batch_below(self, path: PullPath) -> int:
+        """Copies of fewer bytes are quicker together on such a way."""
+        if self._fixed is not None:
+            return self._fixed
+        return self._batch_below.get(path, BATCH_BELOW_BYTES)
+
+    def open(self, worker: WorkerName, handle: PoolHandle, descriptor: int) -> Route:
+        """The way to a worker's pool; lost, if it has ended meanwhile.
+
+        Args:
+            descriptor: the pool's; it stays the caller's.
+
+        Raises:
+            PoolUnavailable: there is none; says why.
+        """
+        path = PullPath.LOCAL if handle.gpu_uuid == self._gpu.uuid else PullPath.PEER
+        reason = self._objection(handle)
+        if reason is None:
+            try:
+                opened = self._memory.open(handle, self._gpu.index)
+            except PoolUnavailable as error:
+                reason = str(error)
+            else:
+                direct = DirectRoute(self._memory, opened, path)
+                self._test(worker, handle, direct)
+                return direct
+        return self._bounce(worker, handle, descriptor, reason)
+
+    def _objection(self, handle: PoolHandle) -> str | None:
+        """Why our GPU cannot read that pool, if that is known before it is tried."""
+        if not handle.handle:
+            return f"GPU {handle.gpu_uuid} does not share its memory"
+        ours, uuids = self._gpu.index, self._gpu.uuids
+        if handle.gpu_uuid == self._gpu.uuid or handle.gpu_uuid not in uuids:
+            return None  # a GPU that we do not see is not ours to ask about; the driver knows
+        theirs = uuids.index(handle.gpu_uuid)
+        if self._memory.runtime.can_access(ours, theirs):
+            return None
+        return f"GPU {ours} has no peer access to GPU {theirs}"
+
+    def _bounce(
+        self, worker: WorkerName, handle: PoolHandle, descriptor: int, reason: str
+    ) -> Route:
+        runtime, device = self._memory.runtime, self._gpu.index
+        try:
+            route = BounceRoute(runtime, device, descriptor)
+        except OwnerGone:
+            logger.warning("%s ended before its pool could be opened (%s)", worker, reason)
+            return LostRoute()
+        logger.warning("the pool of %s is read through the host's memory: %s", worker, reason)
+
+        def tell(bytes_per_s: float) -> None:
+            self._tell(worker, handle, route.path, bytes_per_s)
+
+        route.measure(min(PROBE_BYTES, handle.num_bytes), tell)
+        return route
+
+    def _test(self, worker: WorkerName, handle: PoolHandle, route: DirectRoute) -> None:
+        """Measure the way, and say which it is."""
+        path, address = route.path, route.mapping.address
+        probe = Probe(self._memory.runtime, self._stream, address, handle.num_bytes)
+        try:
+            with probe.running():
+                bytes_per_s = probe.bandwidth()
+                if path not in self._batch_below:
+                    self._batch_below[path] = probe.batch_below()
+        except NotMeasured as error:
+            logger.info("the pool of %s is read by way of: %s (%s)", worker, path, error)
+            return
+        self._tell(worker, handle, path, bytes_per_s)
+
+    def _tell(
+        self, worker: WorkerName, handle: PoolHandle, path: PullPath, bytes_per_s: float
+    ) -> None:
+        told = (worker, path, bytes_per_s / 1e9)
+        below_kib = self.batch_below(path) / 1024
+        logger.info(
+            "the pool of %s is read by way of: %s, %.1f GB/s, copies below %.0f KiB together",
+            *told,
+            below_kib,
+        )
+        least = self._least(handle, path)
+        if bytes_per_s < least:
+            logger.warning(
+                "pulls from %s (%s) are slow: %.2f GB/s, at least %.0f were expected",
+                *told,
+                least / 1e9,
+            )
+
+    def _least(self, handle: PoolHandle, path: PullPath) -> float:
+        """Bytes per second that such a way should reach."""
+        if path is not PullPath.PEER:
+            return FLOORS[path]
+        self._links = self._links or self._find_links()
+        link = self._links.bytes_per_s(self._gpu.uuid, handle.gpu_uuid)
+        return FLOORS[path] if link is None else SHARE_OF_LINK * link

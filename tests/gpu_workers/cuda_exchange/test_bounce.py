@@ -1,0 +1,338 @@
+"""Pulls through the host's memory: what arrives, who serves whom, and who dies in the middle."""
+
+import itertools
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_workers.cuda_slots import NUM_SLOTS, SLOT_BYTES, create
+from ipc import kv_bounce
+from ipc.kv_bounce import MAX_RUNS, NoAsking, OwnerGone
+from ipc.kv_layout import RankLayout, Span
+from ipc.kv_shm import PoolUnavailable
+from ipc.vocabulary import DType, WorkerName
+from tests.gpu_workers.cuda_exchange.fake_function import NOT_SUPPORTED, PEER_UNSUPPORTED
+from tests.gpu_workers.cuda_exchange.other_process import OtherProcess, dies_reading, owner
+from tests.gpu_workers.cuda_exchange.rigs import (
+    EPOCH,
+    WHOLE,
+    Process,
+    exporters,
+    filled,
+    part,
+    ranks,
+    reference,
+)
+
+SHAPES = [(1, 1), (2, 1), (1, 2), (4, 2)]
+LARGE = RankLayout(Span(0, 4), Span(0, 4), 48, 64, 128, DType.BF16)
+"""Half a MiB a block: three times what fits in the slots at a time, less a half."""
+
+
+def far(rank: RankLayout = WHOLE) -> Process:
+    """On a GPU that reaches no other."""
+    return Process(rank, gpu=1)
+
+
+@pytest.mark.parametrize("source", SHAPES, ids=str)
+@pytest.mark.parametrize("target", SHAPES, ids=str)
+def test_pulled_blocks_equal_the_reference_for_all_pairs_of_shapes_A7(
+    source: tuple[int, int], target: tuple[int, int]
+) -> None:
+    there = exporters(*source)
+    for rank in ranks(*target):
+        here = far(rank)
+        here.meet(there)
+        assert here.exchange.pull_path == "host"
+        here.pull((6, 1, 2, 3), (0, 3, 4, 5))
+        assert here.until_finished() == [7]
+        expected = part(reference(), rank)
+        assert torch.equal(here.exchange.pool[[0, 3, 4, 5]], expected[[6, 1, 2, 3]])
+        assert not here.exchange.pool[[1, 2, 6, 7]].any()
+
+
+def test_more_than_all_slots_hold_goes_through_them_in_turn() -> None:
+    assert LARGE.pool_bytes > NUM_SLOTS * SLOT_BYTES
+    here, there = far(LARGE), Process(LARGE)
+    there.exchange.pool.copy_(torch.randn(LARGE.shape))
+    here.meet([there])
+    blocks = list(range(LARGE.num_blocks))
+    here.pull(blocks, blocks[::-1])
+    here.until_finished()
+    assert torch.equal(here.exchange.pool, there.exchange.pool.flip(0))
+
+
+def test_several_readers_have_slots_of_their_own() -> None:
+    (there,), readers = exporters(1, 1), [far() for _ in range(3)]
+    for reader in readers:
+        reader.meet([there])
+    for number, reader in enumerate(readers):
+        reader.pull((number + 1,), (0,), request_id=number)
+    for number, reader in enumerate(readers):
+        assert reader.until_finished() == [number]
+        assert torch.equal(reader.exchange.pool[0], reference()[number + 1])
+
+
+def test_a_gpu_that_does_not_share_memory_is_read_through_the_host_C14() -> None:
+    """Its own process starts all the same."""
+    there = filled(Process(WHOLE, refuses="cudaIpcGetMemHandle"), reference())
+    here = Process(WHOLE)
+    here.meet([there])
+    assert here.exchange.pull_path == "host"
+    here.pull((5,), (2,))
+    here.until_finished()
+    assert torch.equal(here.exchange.pool[2], reference()[5])
+
+
+def test_a_sandbox_that_passes_no_handles_on_takes_the_host_on_one_gpu_too_C14() -> None:
+    here, (there,) = Process(WHOLE), exporters(1, 1)
+    here.library.fails["cudaIpcOpenMemHandle"] = PEER_UNSUPPORTED
+    here.meet([there])
+    assert here.exchange.pull_path == "host"
+    here.pull((5,), (2,))
+    here.until_finished()
+    assert torch.equal(here.exchange.pool[2], reference()[5])
+
+
+def test_memory_that_cannot_be_pinned_serves_too_and_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    here, (there,) = far(), exporters(1, 1)
+    here.library.refuses_pinning = there.library.refuses_pinning = True
+    here.meet([there])
+    here.pull((5,), (2,))
+    here.until_finished()
+    assert torch.equal(here.exchange.pool[2], reference()[5])
+    assert "it is not pinned: cudaHostRegister: cudaErrorNotSupported" in caplog.text
+    here.exchange.unmap_instance("there", EPOCH)
+    assert "cudaHostUnregister" not in here.library.calls
+
+
+def test_no_memory_for_the_slots_is_told_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, (there,) = far(), exporters(1, 1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(PoolUnavailable, match=r"0\.02 GiB cannot be had: No space left"):
+        here.meet([there])
+
+
+def test_what_is_measured_of_a_way_through_the_host_is_told_once_it_is_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    here, (there,) = far(), exporters(1, 1)
+    here.meet([there])
+    here.pull((5,), (2,))
+    here.until_finished()
+    assert caplog.text.count("is read by way of: host") == 1
+
+
+def test_parting_gives_back_all_that_a_way_through_the_host_took() -> None:
+    here, (there,) = far(), exporters(1, 1)
+    before = here.library.num_allocated
+    here.meet([there])
+    here.exchange.unmap_instance("there", EPOCH)
+    assert here.library.num_allocated == before
+    here.meet([there])  # and again
+    here.pull((5,), (2,))
+    here.until_finished()
+    assert torch.equal(here.exchange.pool[2], reference()[5])
+
+
+@pytest.fixture
+def dying() -> Iterator[OtherProcess]:
+    """An owner that dies at the third filling of a slot, when two are on their way."""
+    with OtherProcess(owner, LARGE, dies_at=3) as other:
+        yield other
+
+
+def test_an_owner_that_dies_in_the_middle_loses_the_pull_which_is_told_A1_A4_A22(
+    dying: OtherProcess,
+) -> None:
+    here = far(LARGE)
+    here.exchange.map_peer(WorkerName("there"), EPOCH, LARGE, dying.descriptor())
+    blocks = range(LARGE.num_blocks)
+    here.pull(blocks, blocks)
+    results = here.until_results()
+    assert [(r.request_id, r.is_lost, r.num_bytes) for r in results] == [(7, True, 0)]
+    assert dying.ended() == -signal.SIGKILL
+    here.exchange.unmap_instance("there", EPOCH)
+    assert here.exchange.finished() == []
+
+
+def test_the_next_incarnation_of_an_owner_that_died_is_pulled_from_B1_B2(
+    dying: OtherProcess,
+) -> None:
+    here, (reborn,) = far(LARGE), [Process(LARGE)]
+    reborn.exchange.pool.fill_(2.0)
+    here.exchange.map_peer(WorkerName("there"), EPOCH - 1, LARGE, dying.descriptor())
+    here.pull(range(LARGE.num_blocks), range(LARGE.num_blocks), epoch=EPOCH - 1)
+    assert here.until_finished() == [7]
+    here.exchange.unmap_instance("there", EPOCH - 1)
+    here.meet([reborn])
+    here.pull((5,), (2,))
+    assert here.until_finished() == [7]
+    assert (here.exchange.pool[2] == 2.0).all()
+
+
+def test_an_owner_that_stands_still_holds_up_pulls_from_it_alone_until_it_is_killed_B19() -> None:
+    here, (near,) = far(), [filled(Process(WHOLE, gpu=1), reference())]
+    with OtherProcess(owner, WHOLE) as stopped:
+        here.exchange.map_peer(WorkerName("there"), EPOCH, WHOLE, stopped.descriptor())
+        here.meet([near], instance="near")
+        stopped.stop()
+        here.pull((1,), (0,), request_id=1)
+        here.pull((2,), (3,), request_id=2, owner="near")
+        assert here.until_finished() == [2]
+        assert torch.equal(here.exchange.pool[3], reference()[2])
+        stopped.kill()
+        (result,) = here.until_results()
+        assert (result.request_id, result.is_lost) == (1, True)
+
+
+def test_parting_from_an_owner_that_stands_still_does_not_wait_for_it_A12_A22() -> None:
+    here = far()
+    with OtherProcess(owner, WHOLE) as stopped:
+        here.exchange.map_peer(WorkerName("there"), EPOCH, WHOLE, stopped.descriptor())
+        stopped.stop()
+        here.pull((1,), (0,), request_id=1)
+        here.pull((2,), (1,), request_id=2)
+        here.exchange.unmap_instance("there", EPOCH)
+        assert [(r.request_id, r.is_lost) for r in here.exchange.finished()] == [
+            (1, True),
+            (2, True),
+        ]
+
+
+def test_a_peer_that_has_died_before_it_is_met_ends_nobody_B3() -> None:
+    here = far()
+    with OtherProcess(owner, WHOLE) as gone:
+        descriptor = gone.descriptor()
+        gone.kill()
+        assert gone.ended() == -signal.SIGKILL
+        here.exchange.map_peer(WorkerName("there"), EPOCH, WHOLE, descriptor)
+    assert here.exchange.knows("there", EPOCH)
+    here.pull((1,), (0,))
+    (result,) = here.until_results()
+    assert result.is_lost
+
+
+def test_a_reader_that_dies_in_the_middle_takes_nothing_from_the_others_A14() -> None:
+    there = Process(LARGE)
+    there.exchange.pool.fill_(3.0)
+    before = there.library.num_allocated
+    with OtherProcess(dies_reading, LARGE) as reader:
+        reader.give(there.exchange.descriptor)
+        assert reader.ended() == -signal.SIGKILL
+    here = far(LARGE)
+    here.meet([there])
+    here.pull((5,), (2,))
+    here.until_finished()
+    assert (here.exchange.pool[2] == 3.0).all()
+    assert there.library.num_allocated == before + 1  # the slots that it shares with us
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"nonsense",
+        bytes(8),
+        kv_bounce.pack_asking(NUM_SLOTS, [(0, 1)]),
+        kv_bounce.pack_asking(0, [(1 << 40, 1)]),
+        kv_bounce.pack_asking(0, [(0, SLOT_BYTES), (0, 1)]),
+        kv_bounce.pack_asking(0, [((1 << 64) - 1, (1 << 64) - 1)]),
+    ],
+)
+def test_who_asks_for_what_is_not_there_is_sent_away_and_nobody_else(message: bytes) -> None:
+    there = Process(LARGE)
+    here = far(LARGE)
+    here.meet([there])
+    memory = create("stranger")
+    line = kv_bounce.knock(there.exchange.descriptor, memory)
+    with line._socket as raw:
+        raw.send(message)
+        if not message:
+            raw.shutdown(socket.SHUT_WR)
+        with pytest.raises(OwnerGone):
+            line.await_filled()
+    os.close(memory)
+    here.pull((5,), (2,))
+    assert here.until_finished() == [7]
+
+
+def test_a_reader_whose_slots_are_of_another_size_is_sent_away() -> None:
+    there = Process(WHOLE)
+    memory = os.memfd_create("small")
+    line = kv_bounce.knock(there.exchange.descriptor, memory)
+    with pytest.raises(OwnerGone):
+        line.await_filled()
+    line.close()
+    os.close(memory)
+
+
+def test_an_owner_whose_device_fails_is_as_good_as_dead_for_its_readers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    here, (there,) = far(), exporters(1, 1)
+    here.meet([there])
+    here.pull((5,), (2,))
+    here.until_finished()
+    there.library.fails["cudaStreamSynchronize"] = NOT_SUPPORTED
+    here.pull((5,), (2,))
+    (result,) = here.until_results()
+    assert result.is_lost
+    assert "blocks cannot be read through the host any more" in caplog.text
+
+
+def test_a_handle_can_be_looked_at_by_all_and_after_its_owners_end() -> None:
+    door, descriptor = kv_bounce.make_door(b"how to open it")
+    for _ in range(2):
+        assert kv_bounce.read_document(descriptor) == b"how to open it"
+    door.close()
+    assert kv_bounce.read_document(descriptor) == b"how to open it"
+    os.close(descriptor)
+
+
+def test_what_is_no_door_is_no_pool_of_a_gpu() -> None:
+    here, memory = far(), os.memfd_create("cpu-pool")
+    with pytest.raises(PoolUnavailable, match="not the handle of a pool in a GPU's memory"):
+        here.exchange.map_peer(WorkerName("there"), EPOCH, WHOLE, memory)
+
+
+RUNS = st.lists(st.tuples(*[st.integers(0, (1 << 64) - 1)] * 2), max_size=20)
+
+
+@given(slot=st.integers(0, 3), runs=RUNS)
+def test_what_is_asked_is_what_is_heard(slot: int, runs: list[tuple[int, int]]) -> None:
+    assert kv_bounce.parse_asking(kv_bounce.pack_asking(slot, runs)) == (slot, runs)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_asking_or_refused(message: bytes) -> None:
+    try:
+        slot, runs = kv_bounce.parse_asking(message)
+    except NoAsking:
+        return
+    assert slot >= 0
+    assert len(message) == 16 * (len(runs) + 1)
+
+
+def test_the_longest_asking_is_one_message() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    runs = list(itertools.repeat((1, 2), MAX_RUNS))
+    line = kv_bounce.Line(ours)
+    line.ask(1, runs)
+    assert kv_bounce.read_asking(theirs) == (1, runs)
+    line.close()
+    assert kv_bounce.read_asking(theirs) is None
+    theirs.close()
