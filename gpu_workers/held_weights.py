@@ -1,11 +1,12 @@
 """A model's weights in memory that several processes map: laid out once, taken by name.
 
-Tensors lie in segments in the order in which a model takes them, so that those it stacks lie side
+Tensors lie in a segment in the order in which a model takes them, so that those it stacks lie side
 by side. A segment is a memory file on CPU and an exported allocation on a GPU; either way it is
 opened by a descriptor. Whoever has it open keeps it: no process's end takes it from the others.
 """
 
 import os
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -17,7 +18,6 @@ from ipc import kv_shm
 from ipc.kv_cuda import DeviceMemory, as_bytes, read_handle, write_handle
 from ipc.kv_layout import Span
 
-SEGMENT_BYTES = 1 << 30
 ALIGNMENT = 16
 
 
@@ -50,6 +50,10 @@ class Segments(Protocol):
         """What another process made; takes over the descriptor."""
         ...
 
+    def check(self) -> None:
+        """Raises CudaError: the device failed, and what we made there is lost."""
+        ...
+
 
 class HostSegments:
     """Memory files."""
@@ -64,6 +68,9 @@ class HostSegments:
         finally:
             os.close(descriptor)
 
+    def check(self) -> None:
+        """The host's memory does not fail."""
+
 
 class GpuSegments:
     """Allocations of a GPU. What is opened stays open until the process ends."""
@@ -73,7 +80,7 @@ class GpuSegments:
         memory.runtime.use(gpu.index)
 
     def make(self, num_bytes: int) -> tuple[torch.Tensor, int]:
-        made = self._memory.allocate(num_bytes, self._gpu.uuid)
+        made = self._memory.allocate(num_bytes, self._gpu.uuid, what="the weights")
         view = as_bytes(made.address, num_bytes, self._device)
         return view, write_handle(made.handle, "weights")
 
@@ -84,18 +91,51 @@ class GpuSegments:
             os.close(descriptor)
         return as_bytes(opened.address, num_bytes, self._device)
 
+    def check(self) -> None:
+        self._memory.runtime.check()
+
+
+class Outline:
+    """A `WeightSource` of tensors without memory: as a model takes them, they are counted.
+
+    Args:
+        shapes: every tensor of the whole model by its name.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
+        self._shapes, self._dtype = shapes, dtype
+
+    def take(self, name: str, cut: Cut | None = None) -> torch.Tensor:
+        shape = list(self._shapes[name])
+        if cut is not None:
+            shape[cut.dim] = cut.span.size
+        return torch.empty(shape, dtype=self._dtype, device="meta")
+
+
+class Counted:
+    """Another `WeightSource`, and how many bytes a recorder needs for all that it gave."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self.num_bytes = 0
+
+    def take(self, name: str, cut: Cut | None = None) -> torch.Tensor:
+        found = self._source.take(name, cut)
+        self.num_bytes += _aligned(found.nbytes)
+        return found
+
 
 class Recorder:
     """A `WeightSource` that keeps what it gives, in segments.
 
     Args:
         source: gives the tensors, where the segments are.
-        segment_bytes: of a segment, unless one tensor is larger.
+        segment_bytes: of a segment, unless one tensor is larger. Tensors on either side of a
+            segment's end cannot be stacked without a copy, which each process would pay for: it
+            should be all there is to take.
     """
 
-    def __init__(
-        self, source: WeightSource, segments: Segments, *, segment_bytes: int = SEGMENT_BYTES
-    ) -> None:
+    def __init__(self, source: WeightSource, segments: Segments, *, segment_bytes: int) -> None:
         self._source, self._segments, self._segment_bytes = source, segments, segment_bytes
         self._memory: list[torch.Tensor] = []
         self._used = 0
@@ -118,7 +158,7 @@ class Recorder:
             self._used,
         )
         self._places.append(place)
-        self._used += -(-found.nbytes // ALIGNMENT) * ALIGNMENT
+        self._used += _aligned(found.nbytes)
         kept = _view(self._memory, place, found.dtype)
         kept.copy_(found)
         return kept
@@ -152,6 +192,10 @@ def stacked(parts: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(parts) if len(parts) > 1 else first
     rows = sum(len(part) for part in parts)
     return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def _lie_side_by_side(parts: list[torch.Tensor]) -> bool:

@@ -1,24 +1,26 @@
 """A process that holds one shard's weights on one device for all workers there that want them.
 
 Workers of both roles on one GPU map the same memory, and no worker's end takes it from the others.
-The first that needs it starts the holder, in a session of its own; it ends with the daemon. If it
-ends before, workers keep what they have mapped, and the next one to start makes a new holder.
-It is found by a socket in the run directory, whose name says what it holds.
+Its session is its own, its life the daemon's: it ends at that one's end, also while it loads. It
+ends with its device, too, so that nobody is given what is lost and MPS, which recovers from a fault
+only when every process that used the GPU has left, is not held up. Who starts it and what for is
+`weight_guest`'s.
 """
 
 import argparse
-import fcntl
 import hashlib
 import logging
 import os
 import select
+import signal
 import socket
-import subprocess
 import sys
+import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import orjson
@@ -29,100 +31,154 @@ from gpu_workers.cuda_attention import stored_head_dim
 from gpu_workers.cuda_exchange import gpu_of
 from gpu_workers.cuda_weights import DeviceWeights
 from gpu_workers.engine import TORCH_DTYPES, EngineSpec, open_weights
+from gpu_workers.errors import ModelError
 from gpu_workers.held_weights import (
-    Contents,
+    Counted,
     GpuSegments,
-    HeldWeights,
     HostSegments,
+    Outline,
     Recorder,
     Segments,
 )
 from gpu_workers.kernels import Kernels
 from gpu_workers.models.config import ModelConfig, read_config
 from gpu_workers.models.layers import Loader
-from gpu_workers.models.registry import build_model
+from gpu_workers.models.registry import build_model, weight_shapes
 from gpu_workers.weights import WeightSource
-from ipc.cuda_runtime import load_runtime
+from ipc.cuda_runtime import CudaError, CudaUnavailable, load_runtime
 from ipc.kv_cuda import DeviceMemory
+from ipc.kv_shm import PoolUnavailable
+from ipc.run_dir import RunDir
 
 logger = logging.getLogger(__name__)
 
-READY = b"r"
-_CONTENTS = b"contents"
-_SEGMENT = b"segment"
+READY = b"ready"
+CONTENTS = b"contents"
+SEGMENT = b"segment"
+EXIT_DEVICE = 74
+EXIT_REFUSED = 78
+LOADING_S = 3600  # a loading that takes longer hangs, and others wait for it
+LOOK_S = 5.0
+GUEST_S = 1.0
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What to hold, and where: `device` is `cpu` or `cuda:N`."""
+    """What to hold, and where: `device` is `cpu` or `cuda:N`, by its number for this process.
+
+    `gpu` is the device's UUID: numbers are not the same for all who see different GPUs.
+    """
 
     spec: EngineSpec
     device: str
+    gpu: str = ""
+
+    def socket_in(self, run_dir: Path, daemon: int) -> Path:
+        """Where its holder listens: the same for all workers of a daemon who want the same."""
+        text = b"%d %s" % (daemon, self.packed)
+        return RunDir(run_dir).weights_socket(hashlib.sha256(text).hexdigest())
 
     @property
-    def name(self) -> str:
-        """Of the socket: the same for all who want the same."""
-        return f"weights-{hashlib.sha256(_packed(self)).hexdigest()[:16]}"
+    def packed(self) -> bytes:
+        return orjson.dumps(msgspec.to_builtins(self))
 
 
-class HolderFailed(Exception):
-    """A holder did not come up, or does not answer; weights must be loaded otherwise."""
-
-
-def held_weights(order: Order, run_dir: Path, daemon: int) -> HeldWeights:
-    """The weights that a holder has, which is started if none is there.
-
-    Args:
-        daemon: the process with which the holder is to end.
-
-    Raises:
-        HolderFailed: there is none, and none can be had.
-    """
-    path = run_dir / order.name
-    with open(f"{path}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # others wait for the loading anyway
-        with suppress(OSError):
-            return _fetched(order, path)
-        _start(order, path, daemon)
-        try:
-            return _fetched(order, path)
-        except OSError as error:
-            raise HolderFailed(f"the holder of the weights left at once: {error}") from error
+def order_for(spec: EngineSpec, device: torch.device) -> Order:
+    """All that a model of that kind takes, on a device of ours."""
+    return Order(spec, str(device), "" if device.type == "cpu" else gpu_of(device).uuid)
 
 
 def main(argv: Sequence[str]) -> int:
-    """`python -P -m gpu_workers weight-holder`, started by a worker; the order comes on stdin."""
+    """`python -P -m gpu_workers weight-holder`, started by a worker; the order comes on stdin.
+
+    Exit code: 78 when the order cannot be carried out, 74 when the device failed.
+    """
     parser = argparse.ArgumentParser(prog="gpu_workers weight-holder")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--daemon", type=int, required=True)
     parser.add_argument("--ready", type=int, required=True)
+    parser.add_argument("--lock", type=int, required=True)
     arguments = parser.parse_args(argv)
+    _end_with(arguments.daemon, arguments.socket)
+    ready = FileIO(arguments.ready, "wb")
     order = msgspec.convert(orjson.loads(sys.stdin.buffer.read()), Order)
-    owner = os.pidfd_open(arguments.daemon)
-    recorder = record(order)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        arguments.socket.unlink(missing_ok=True)
-        listener.bind(str(arguments.socket))
-        listener.listen()
-        os.write(arguments.ready, READY)
-        os.close(arguments.ready)
-        _serve(listener, owner, recorder)
-        arguments.socket.unlink(missing_ok=True)
-    return 0
+    try:
+        signal.alarm(LOADING_S)
+        segments = segments_on(torch.device(order.device))
+        with closing(Holder(order, segments, arguments.socket)) as holder:
+            signal.alarm(0)
+            _tell(ready, READY)
+            # Held since before we were started: who came meanwhile waited instead of loading, too.
+            os.close(arguments.lock)
+            holder.serve()
+    except (ModelError, PoolUnavailable, CudaUnavailable) as error:
+        return _refused(ready, error, EXIT_REFUSED)
+    except (CudaError, torch.AcceleratorError, torch.OutOfMemoryError) as error:
+        return _refused(ready, error, EXIT_DEVICE)
 
 
-def record(order: Order) -> Recorder:
-    """Load all that a model of that order takes."""
-    config = read_config(order.spec.model_dir)
-    weights: WeightSource = open_weights(config, order.spec, lambda fraction: None)
-    device = torch.device(order.device)
-    if device.type != "cpu":
-        stored = stored_head_dim(config.head_dim)
-        weights = DeviceWeights(weights, device, head_dim=config.head_dim, stored=stored)
-    recorder = Recorder(weights, _segments(device))
-    _take_all(config, order.spec, recorder)
+def record(order: Order, segments: Segments) -> Recorder:
+    """Load all that a model of that order takes, into one segment."""
+    config, spec, device = read_config(order.spec.model_dir), order.spec, torch.device(order.device)
+    outline = Outline(weight_shapes(config), TORCH_DTYPES[spec.dtype])
+    counted = Counted(_as_stored(outline, config, torch.device("meta"), device))
+    _take_all(config, spec, counted)
+    weights = open_weights(config, spec, lambda fraction: None)
+    stored = _as_stored(weights, config, device, device)
+    recorder = Recorder(stored, segments, segment_bytes=counted.num_bytes)
+    _take_all(config, spec, recorder)
     if device.type != "cpu":
         torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()  # what tensors passed through on their way
     return recorder
+
+
+def segments_on(device: torch.device) -> Segments:
+    """Memory there that is shared by descriptors."""
+    if device.type == "cpu":
+        return HostSegments()
+    return GpuSegments(DeviceMemory(load_runtime()), gpu_of(device), device)
+
+
+class Holder:
+    """The weights of an order, and the socket where they are handed out.
+
+    Args:
+        look_s: how often the device is asked whether it is well, while nobody comes: one that
+            failed tells nobody.
+    """
+
+    def __init__(
+        self, order: Order, segments: Segments, path: Path, *, look_s: float = LOOK_S
+    ) -> None:
+        self._segments = segments
+        self._recorder = record(order, segments)
+        self._contents = os.memfd_create("distserved-contents", os.MFD_CLOEXEC)
+        os.pwrite(self._contents, orjson.dumps(msgspec.to_builtins(self._recorder.contents)), 0)
+        self._path = path
+        path.unlink(missing_ok=True)  # of a holder that was killed
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._listener.settimeout(look_s)
+
+    def serve(self) -> NoReturn:
+        """Hand out descriptors for as long as the device is well. Raises CudaError: it is not."""
+        while True:
+            with suppress(TimeoutError):
+                self._receive(self._listener.accept()[0])
+            self._segments.check()
+
+    def _receive(self, guest: socket.socket) -> None:
+        with guest, suppress(OSError):  # it has left
+            self._segments.check()
+            guest.settimeout(GUEST_S)
+            socket.send_fds(guest, [CONTENTS], [self._contents])
+            for descriptor in self._recorder.descriptors:
+                socket.send_fds(guest, [SEGMENT], [descriptor])
+
+    def close(self) -> None:
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
 
 
 class _NoKernels:
@@ -130,6 +186,16 @@ class _NoKernels:
 
     def pack(self, weight: torch.Tensor, *_: object, **__: object) -> object:
         return weight
+
+
+def _as_stored(
+    weights: WeightSource, config: ModelConfig, where: torch.device, for_device: torch.device
+) -> WeightSource:
+    """With heads padded to what a GPU stores, if it is one that they are for."""
+    if for_device.type == "cpu":
+        return weights
+    stored = stored_head_dim(config.head_dim)
+    return DeviceWeights(weights, where, head_dim=config.head_dim, stored=stored)
 
 
 def _take_all(config: ModelConfig, spec: EngineSpec, weights: WeightSource) -> None:
@@ -140,72 +206,29 @@ def _take_all(config: ModelConfig, spec: EngineSpec, weights: WeightSource) -> N
         build_model(Loader(config, nothing, weights, spec.shard_of(config), Alone()), nothing)
 
 
-def _segments(device: torch.device) -> Segments:
-    if device.type == "cpu":
-        return HostSegments()
-    return GpuSegments(DeviceMemory(load_runtime()), gpu_of(device), device)
+def _end_with(daemon: int, path: Path) -> None:
+    """Leave the process when that one does, whatever we are at."""
+    owner = os.pidfd_open(daemon)
+
+    def wait() -> None:
+        watched = select.poll()
+        watched.register(owner, select.POLLIN)
+        watched.poll()
+        path.unlink(missing_ok=True)
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True, name="owner").start()
 
 
-def _serve(listener: socket.socket, owner: int, recorder: Recorder) -> None:
-    """Hand out descriptors until the daemon ends."""
-    contents = os.memfd_create("distserved-contents", os.MFD_CLOEXEC)
-    os.pwrite(contents, orjson.dumps(msgspec.to_builtins(recorder.contents)), 0)
-    watched = select.poll()  # descriptors of any number, which `select` does not take
-    watched.register(listener, select.POLLIN)
-    watched.register(owner, select.POLLIN)
-    while True:
-        if owner in (descriptor for descriptor, _ in watched.poll()):
-            return
-        guest, _ = listener.accept()
-        with guest, suppress(OSError):  # it has left
-            guest.settimeout(1.0)
-            socket.send_fds(guest, [_CONTENTS], [contents])
-            for descriptor in recorder.descriptors:
-                socket.send_fds(guest, [_SEGMENT], [descriptor])
+def _refused(ready: FileIO, error: Exception, code: int) -> int:
+    reason = str(error).splitlines()[0]
+    logger.error("weights are not held any more: %s", reason)
+    if not ready.closed:
+        _tell(ready, reason.encode())
+    return code
 
 
-def _fetched(order: Order, path: Path) -> HeldWeights:
-    """What the holder at that socket has. Raises OSError: nobody is there."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holder:
-        holder.connect(str(path))
-        descriptor = _received(holder)
-        text = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        os.close(descriptor)
-        contents = msgspec.convert(orjson.loads(text), Contents)
-        segments = _segments(torch.device(order.device))
-        memory = [segments.open(_received(holder), size) for size in contents.segments]
-    return HeldWeights(contents, memory, TORCH_DTYPES[order.spec.dtype])
-
-
-def _received(holder: socket.socket) -> int:
-    _, descriptors, _, _ = socket.recv_fds(holder, 16, 1)
-    if not descriptors:
-        raise ConnectionError("the holder has left")
-    return descriptors[0]
-
-
-def _start(order: Order, path: Path, daemon: int) -> None:
-    """Start a holder and wait until it has loaded. Its session is its own: it outlives us."""
-    ours, theirs = os.pipe()
-    command = [sys.executable, "-P", "-m", "gpu_workers", "weight-holder"]
-    process = subprocess.Popen(
-        [*command, "--socket", str(path), "--daemon", str(daemon), "--ready", str(theirs)],
-        stdin=subprocess.PIPE,
-        pass_fds=(theirs,),
-        start_new_session=True,
-    )
-    os.close(theirs)
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):  # its end shows below
-        process.stdin.write(_packed(order))
-        process.stdin.close()
-    is_ready = os.read(ours, 1) == READY
-    os.close(ours)
-    if not is_ready:
-        raise HolderFailed(f"the holder of the weights ended with {process.wait()}")
-    logger.info("process %d holds the weights on %s", process.pid, order.device)
-    process.returncode = 0  # the daemon's now: nobody here waits for it
-
-
-def _packed(order: Order) -> bytes:
-    return orjson.dumps(msgspec.to_builtins(order))
+def _tell(ready: FileIO, words: bytes) -> None:
+    """Once; the worker that started us may have ended, which is no concern of ours."""
+    with suppress(BrokenPipeError), ready:
+        ready.write(words[: select.PIPE_BUF])

@@ -25,7 +25,8 @@ from gpu_workers.kv_exchange import OwnExchange
 from gpu_workers.models.config import ModelConfig, read_config
 from gpu_workers.nccl_collectives import NcclCollectives, StagedCollectives, join_gpus
 from gpu_workers.shm_collectives import sums_library
-from gpu_workers.weight_holder import HolderFailed, Order, held_weights
+from gpu_workers.weight_guest import HolderFailed, held_weights
+from gpu_workers.weight_holder import order_for
 from gpu_workers.weights import WeightSource
 from ipc.kv_layout import RankLayout
 from ipc.kv_shm import PoolUnavailable
@@ -141,7 +142,7 @@ class WorkerEngine:
     def _held_weights(self, gpu: Gpu) -> WeightSource | None:
         """Those that all workers on our GPU share; None where they cannot be had."""
         run_dir = Path(self._config.endpoint.removeprefix("ipc://")).parent
-        order = Order(self._spec, str(gpu.device.torch_device))
+        order = order_for(self._spec, gpu.device.torch_device)
         try:
             return held_weights(order, run_dir, daemon=os.getppid())
         except (HolderFailed, PoolUnavailable) as error:

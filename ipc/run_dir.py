@@ -15,6 +15,7 @@ from typing import TextIO
 MAX_SOCKET_PATH = 107
 
 MODE = 0o750
+_DIGITS = 10
 
 
 class RunDirBusy(Exception):
@@ -42,6 +43,10 @@ class RunDir:
     @property
     def admin_socket(self) -> Path:
         return self.path / "admin.ipc"
+
+    def weights_socket(self, digest: str) -> Path:
+        """Where weights of that digest are handed out; as short as the workers' own socket's."""
+        return self.path / f"w{digest[:_DIGITS]}"
 
 
 def default_run_dir() -> Path:
@@ -107,7 +112,8 @@ def _take(descriptor: int, run_dir: RunDir) -> None:
 
 
 def _sweep(run_dir: RunDir) -> None:
-    for leftover in (run_dir.worker_socket, run_dir.admin_socket):
+    weights = run_dir.path.glob("w" + "[0-9a-f]" * _DIGITS + "*")  # and the locks of the sockets
+    for leftover in (run_dir.worker_socket, run_dir.admin_socket, *weights):
         try:
             leftover.unlink(missing_ok=True)
         except OSError as error:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ipc.run_dir import RunDirBusy, RunDirUnusable, default_run_dir, owned
+from ipc.run_dir import RunDir, RunDirBusy, RunDirUnusable, default_run_dir, owned
 
 
 def test_a_second_owner_is_refused_and_told_who_has_it_C18(tmp_path: Path) -> None:
@@ -25,6 +25,17 @@ def test_sockets_of_a_dead_owner_are_removed_at_the_start_and_ours_at_the_end_C1
         assert not run_dir.worker_socket.exists()
         run_dir.admin_socket.touch()
     assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_sockets_of_held_weights_go_with_their_owner_and_are_as_short_as_the_workers(
+    tmp_path: Path,
+) -> None:
+    dead = RunDir(tmp_path).weights_socket("0123456789abcdef" * 4)
+    for leftover in (dead, Path(f"{dead}.lock")):
+        leftover.touch()
+    with owned(tmp_path) as run_dir:
+        assert os.listdir(tmp_path) == ["lock"]
+        assert len(str(dead)) <= len(str(run_dir.worker_socket))
 
 
 def test_a_new_owner_may_come_after_the_old_one(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from gpu_workers.cuda_exchange import CudaExchange
 from gpu_workers.cuda_memory import StepLimits
 from gpu_workers.cuda_routes import Gpu as Place
 from gpu_workers.errors import ModelError
-from gpu_workers.weight_holder import HolderFailed
+from gpu_workers.weight_guest import HolderFailed
 from gpu_workers.worker_engine import WorkerEngine
 from ipc.cuda_runtime import CudaRuntime
 from ipc.kv_cuda import DeviceMemory

@@ -1,32 +1,37 @@
 """Weights held once for several workers: what they get, who starts it, who outlives whom."""
 
+import fcntl
 import os
 import select
 import signal
+import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import psutil
 import pytest
 import torch
 
 from gpu_workers.collectives import Alone
 from gpu_workers.cuda_routes import Gpu
-from gpu_workers.engine import EngineSpec, PrivatePool, build_executor, open_weights, pool_layout
-from gpu_workers.held_weights import GpuSegments, HeldWeights, HostSegments, Recorder, stacked
+from gpu_workers.engine import EngineSpec, PrivatePool, build_executor, pool_layout
+from gpu_workers.held_weights import (
+    GpuSegments,
+    HeldWeights,
+)
 from gpu_workers.models.config import read_config
-from gpu_workers.weight_holder import HolderFailed, Order, held_weights
-from gpu_workers.weights import Cut, DummyWeights
-from ipc.cuda_runtime import CudaRuntime
+from gpu_workers.weight_guest import HolderFailed, held_weights
+from gpu_workers.weight_holder import Holder, Order
+from ipc.cuda_runtime import CudaError, CudaRuntime
 from ipc.kv_cuda import DeviceMemory
-from ipc.kv_layout import Span
 from ipc.vocabulary import DType
 from tests.gpu_workers.checkpoints import llama_gqa, opt_pre_norm
-from tests.gpu_workers.cuda_exchange.fake_cudart import FakeCudart
-
-SHAPES = {"a": (4, 6), "b": (2, 6), "norm": (6,)}
+from tests.gpu_workers.cuda_exchange.fake_cudart import ILLEGAL_ADDRESS, FakeCudart
 
 
 def order_of(model_dir: Path) -> Order:
@@ -63,6 +68,51 @@ def has_ended(process: int) -> bool:
         watched.register(os.pidfd_open(process), select.POLLIN)
         return bool(watched.poll(30_000))
     return True
+
+
+class Loading(NamedTuple):
+    """A worker that waits for a holder that is about to read its model's configuration."""
+
+    order: Order
+    run_dir: Path
+    daemon: subprocess.Popen[bytes]
+    worker: subprocess.Popen[bytes]
+    holder: int
+    go_on: Callable[[], None]
+
+
+WORKER = """
+import sys
+from pathlib import Path
+import msgspec, orjson
+from gpu_workers.weight_guest import held_weights
+from gpu_workers.weight_holder import Holder, Order, record
+order = msgspec.convert(orjson.loads(sys.argv[1]), Order)
+held_weights(order, Path(sys.argv[2]), int(sys.argv[3]))
+"""
+
+
+@pytest.fixture
+def loading(tmp_path: Path) -> Iterator[Loading]:
+    order = order_of(llama_gqa(tmp_path / "model"))
+    read, held_up = tmp_path / "model/config.json", tmp_path / "config"
+    read.rename(held_up)
+    os.mkfifo(read)
+    with daemon_for(tmp_path) as daemon:
+        told = [order.packed.decode(), str(tmp_path), str(daemon.pid)]
+        with (
+            subprocess.Popen(
+                [sys.executable, "-c", WORKER, *told], stderr=subprocess.PIPE
+            ) as worker,
+            open(read, "wb") as pipe,
+        ):  # opens when the holder has opened it, too
+
+            def go_on() -> None:
+                pipe.write(held_up.read_bytes())
+                pipe.close()
+
+            (holder,) = holders(tmp_path)
+            yield Loading(order, tmp_path, daemon, worker, holder, go_on)
 
 
 def logits_of(model_dir: Path, weights: HeldWeights | None) -> torch.Tensor:
@@ -116,68 +166,77 @@ def test_a_holder_that_dies_takes_nothing_away_and_is_replaced(tmp_path: Path) -
 def test_a_holder_that_cannot_load_says_so_at_once(tmp_path: Path) -> None:
     model_dir = llama_gqa(tmp_path / "model")
     (model_dir / "model.safetensors").unlink()
-    with daemon_for(tmp_path) as daemon, pytest.raises(HolderFailed, match="ended with 1"):
+    with daemon_for(tmp_path) as daemon, pytest.raises(HolderFailed, match="is not there; weights"):
         held_weights(order_of(model_dir), tmp_path, daemon.pid)
 
 
-def test_other_weights_have_another_holder(tmp_path: Path) -> None:
-    first, second = order_of(tmp_path / "a"), order_of(tmp_path / "b")
-    assert first.name != second.name
-
-
-def recorded(segment_bytes: int) -> tuple[Recorder, list[torch.Tensor]]:
-    source = DummyWeights(SHAPES, torch.float32)
-    recorder = Recorder(source, HostSegments(), segment_bytes=segment_bytes)
-    return recorder, [recorder.take("a"), recorder.take("b"), recorder.take("norm")]
-
-
-def test_tensors_that_lie_side_by_side_are_stacked_without_a_copy() -> None:
-    _, (a, b, _) = recorded(segment_bytes=4096)
-    whole = stacked([a, b])
-    assert torch.equal(whole, torch.cat([a, b]))
-    assert whole.data_ptr() == a.data_ptr()
-
-
-def test_tensors_of_different_segments_or_orders_are_copied() -> None:
-    _, (a, b, _) = recorded(segment_bytes=96)
-    assert torch.equal(stacked([a, b]), torch.cat([a, b]))
-    assert stacked([a, b]).data_ptr() != a.data_ptr()
-    _, (a, b, _) = recorded(segment_bytes=4096)
-    assert torch.equal(stacked([b, a]), torch.cat([b, a]))
-
-
-def test_a_tensor_larger_than_a_segment_has_one_of_its_own() -> None:
-    recorder, _ = recorded(segment_bytes=64)
-    assert recorder.contents.segments == (96, 64, 64)
-
-
-def test_parts_of_a_tensor_are_told_apart() -> None:
-    recorder = Recorder(DummyWeights(SHAPES, torch.float32), HostSegments())
-    halves = [recorder.take("a", Cut(0, Span(start, start + 2))) for start in (0, 2)]
-    memory = [HostSegments().open(os.dup(recorder.descriptors[0]), recorder.contents.segments[0])]
-    held = HeldWeights(recorder.contents, memory, torch.float32)
-    assert torch.equal(held.take("a", Cut(0, Span(2, 4))), halves[1])
-    assert not torch.equal(halves[0], halves[1])
-
-
-def test_weights_on_a_gpu_are_opened_by_ipc_from_another_process() -> None:
-    there, here = (
-        GpuSegments(
-            DeviceMemory(CudaRuntime(FakeCudart())), Gpu(0, ("GPU-a",)), torch.device("cpu")
-        )
-        for _ in range(2)
+def test_a_holder_that_is_killed_while_it_loads_says_how_it_ended(loading: Loading) -> None:
+    os.kill(loading.holder, signal.SIGKILL)
+    assert (
+        b"HolderFailed: the holder of the weights ended with -9" in loading.worker.communicate()[1]
     )
-    recorder = Recorder(DummyWeights(SHAPES, torch.float32), there, segment_bytes=1 << 20)
-    kept = recorder.take("a")
-    memory = [here.open(os.dup(recorder.descriptors[0]), recorder.contents.segments[0])]
-    found = HeldWeights(recorder.contents, memory, torch.float32).take("a")
-    assert torch.equal(found, kept)
-    assert found.data_ptr() != kept.data_ptr()
 
 
-def test_what_is_held_is_what_a_worker_would_load(tmp_path: Path) -> None:
-    model_dir = llama_gqa(tmp_path)
-    config = read_config(str(model_dir))
-    weights = open_weights(config, order_of(model_dir).spec, lambda fraction: None)
-    recorder = Recorder(weights, HostSegments(), segment_bytes=1 << 16)
-    assert torch.equal(recorder.take("model.norm.weight"), weights.take("model.norm.weight"))
+def test_a_worker_that_dies_while_its_holder_loads_leaves_it_to_the_next_one(
+    loading: Loading,
+) -> None:
+    """Two holders would load at the same time, and a GPU has no room for twice the weights."""
+    loading.worker.kill()
+    loading.worker.wait()
+    with (
+        open(f"{loading.order.socket_in(loading.run_dir, loading.daemon.pid)}.lock") as lock,
+        pytest.raises(BlockingIOError),
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    loading.go_on()
+    held = held_weights(loading.order, loading.run_dir, loading.daemon.pid)
+    assert held.take("model.norm.weight").numel()
+    assert holders(loading.run_dir) == [loading.holder]
+
+
+def test_a_holder_ends_with_the_daemon_even_while_it_loads(loading: Loading) -> None:
+    loading.daemon.kill()
+    assert has_ended(loading.holder)
+    assert loading.worker.wait() != 0
+
+
+def test_other_weights_have_another_holder_and_so_have_another_daemon_and_another_gpu(
+    tmp_path: Path,
+) -> None:
+    order = order_of(tmp_path / "a")
+    others = [
+        order_of(tmp_path / "b").socket_in(tmp_path, 1),
+        order.socket_in(tmp_path, 2),
+        # Where each worker sees its own GPU alone, all of them are number 0.
+        msgspec.structs.replace(order, gpu="GPU-b").socket_in(tmp_path, 1),
+    ]
+    assert order.socket_in(tmp_path, 1) == order.socket_in(tmp_path, 1)
+    assert len({order.socket_in(tmp_path, 1), *others}) == 4
+
+
+def played_holder(tmp_path: Path, **how: float) -> tuple[Holder, FakeCudart]:
+    """In this process, on a played GPU."""
+    library = FakeCudart()
+    memory = DeviceMemory(CudaRuntime(library))
+    segments = GpuSegments(memory, Gpu(0, ("GPU-a",)), torch.device("cpu"))
+    order = order_of(llama_gqa(tmp_path / "model"))
+    return Holder(order, segments, tmp_path / "w0", **how), library
+
+
+def test_a_holder_whose_device_failed_gives_nothing_out_and_ends(tmp_path: Path) -> None:
+    holder, library = played_holder(tmp_path)
+    with closing(holder), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
+        guest.connect(str(tmp_path / "w0"))
+        library.fails["cudaStreamSynchronize"] = ILLEGAL_ADDRESS
+        with pytest.raises(CudaError, match="cudaErrorIllegalAddress"):
+            holder.serve()
+        assert guest.recv(16) == b""
+    assert not (tmp_path / "w0").exists()
+
+
+def test_a_holder_asks_its_device_even_if_nobody_comes(tmp_path: Path) -> None:
+    """Under MPS a fault is that of all who use the GPU, and it recovers when all have left."""
+    holder, library = played_holder(tmp_path, look_s=0.01)
+    library.fails["cudaStreamSynchronize"] = ILLEGAL_ADDRESS
+    with closing(holder), pytest.raises(CudaError):
+        holder.serve()
