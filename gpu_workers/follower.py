@@ -55,12 +55,12 @@ class Peers:
     def __init__(self, exchange: KVExchange, take_descriptor: Callable[[PeerUp], int]) -> None:
         self._exchange = exchange
         self._take_descriptor = take_descriptor
-        self._ended: set[tuple[str, int]] = set()
+        self._ended: dict[str, list[int]] = {}  # epochs by instance, in their order
 
     def introduce(self, peer: PeerUp) -> None:
         """Map a pool, unless a plan ended that incarnation before we heard of it."""
         descriptor = self._take_descriptor(peer)
-        if (peer.worker.instance, peer.epoch) in self._ended:
+        if self._has_ended(peer.worker.instance, peer.epoch):
             os.close(descriptor)
             return
         try:
@@ -70,7 +70,16 @@ class Peers:
 
     def end(self, instance: str, epoch: int) -> None:
         """A plan says that this incarnation is over; its executor unmaps the pools."""
-        self._ended.add((instance, epoch))
+        self._ended.setdefault(instance, []).append(epoch)
+
+    def _has_ended(self, instance: str, epoch: int) -> bool:
+        """Epochs are introduced in their order: those before this one are not heard of again, and
+        are forgotten."""
+        epochs = self._ended.pop(instance, [])
+        if epoch not in epochs:
+            return False
+        self._ended[instance] = epochs[epochs.index(epoch) :]
+        return True
 
 
 class Follower:

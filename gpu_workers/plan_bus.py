@@ -9,7 +9,8 @@ does). What has come is kept until it is asked for.
 
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 
 import msgspec
@@ -126,9 +127,12 @@ class LeaderBus:
         return pulls
 
     def drain(self) -> None:
-        """Take in all that has come. Raises GroupBroken when a follower is gone."""
+        """Take in all that has come. Raises GroupBroken when a follower is gone, or says what no
+        follower says."""
         while self._socket.poll(0):
-            self._take(*self._socket.recv_multipart())
+            sender, *frames = self._socket.recv_multipart()
+            with _understanding(sender.decode(errors="replace")):
+                self._take(sender, *_two(frames))
         if any(losses.poll(0) for losses in self._losses):
             raise GroupBroken("a follower has ended")
 
@@ -158,8 +162,10 @@ class LeaderBus:
         elif kind == Kind.STEP:
             result = _decode_result(payload)
             self._results[result.step_id] = result
-        else:
+        elif kind == Kind.PULL:
             self._pulls.append(_decode_pull(payload))
+        else:
+            raise ValueError(f"no follower says {kind[:20]!r}")
 
     def _send(self, kind: Kind, payload: bytes) -> None:
         try:
@@ -200,16 +206,20 @@ class FollowerBus:
         """All plans that have come, in order; never waits.
 
         Raises:
-            GroupBroken: a plan is missing, or the leader has ended without dismissing us.
+            GroupBroken: a plan is missing or garbage, or the leader has ended without dismissing
+                us.
         """
         is_lost = bool(self._losses.poll(0))  # looked at first: last words are read even so
         plans = []
         while self._socket.poll(0):
-            kind, payload = self._socket.recv_multipart()
-            if kind == Kind.DISMISSAL:
-                self.is_dismissed = True
-            else:
-                plans.append(self._next(_decode_plan(payload)))
+            with _understanding("the leader"):
+                kind, payload = _two(self._socket.recv_multipart())
+                if kind == Kind.DISMISSAL:
+                    self.is_dismissed = True
+                elif kind == Kind.PLAN:
+                    plans.append(self._next(_decode_plan(payload)))
+                else:
+                    raise ValueError(f"no leader says {kind[:20]!r}")
         if is_lost and not self.is_dismissed:
             raise GroupBroken("the leader has ended")
         return plans
@@ -231,6 +241,21 @@ class FollowerBus:
 
     def _send(self, kind: Kind, payload: bytes) -> None:
         self._socket.send_multipart([kind.value, payload])
+
+
+@contextmanager
+def _understanding(whom: str) -> Iterator[None]:
+    """Raises GroupBroken when what comes from there is not of this protocol."""
+    try:
+        yield
+    except (ValueError, msgspec.DecodeError) as error:
+        raise GroupBroken(f"what came from {whom} cannot be understood: {error}") from error
+
+
+def _two(frames: Sequence[bytes]) -> Sequence[bytes]:
+    if len(frames) != 2:
+        raise ValueError(f"{len(frames)} frames where [kind, JSON] was due")
+    return frames
 
 
 def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> zmq.Socket[bytes]:

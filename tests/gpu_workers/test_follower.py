@@ -166,6 +166,32 @@ def test_an_introduction_that_comes_after_the_end_of_the_peer_is_dropped() -> No
     assert bench.exchange.known == {("there", 6)}
 
 
+def test_peers_that_have_ended_are_forgotten_with_their_successors() -> None:
+    """An instance that dies again and again once was remembered by all its epochs."""
+    introduced: list[int] = []
+    exchange = MappingExchange()
+    peers = Peers(exchange, lambda peer: os.open(os.devnull, os.O_RDONLY))
+    for epoch in range(100):
+        peers.introduce(PeerUp(WorkerName("there"), epoch, LAYOUT))
+        introduced += [epoch] if exchange.knows("there", epoch) else []
+        peers.end("there", epoch)
+        peers.introduce(PeerUp(WorkerName("there", 0, 1), epoch, LAYOUT))  # its other rank
+    assert introduced == list(range(100))
+    assert exchange.known == {("there", epoch) for epoch in range(100)}, "plans unmap them"
+    assert sum(map(len, peers._ended.values())) == 1
+
+
+def test_of_peers_that_ended_before_they_were_introduced_none_is_mapped() -> None:
+    exchange = MappingExchange()
+    peers = Peers(exchange, lambda peer: os.open(os.devnull, os.O_RDONLY))
+    for epoch in (5, 3, 4):  # numbers say nothing of their order
+        peers.end("there", epoch)
+    for epoch in (5, 3, 4, 9):
+        for tp_rank in (0, 1):
+            peers.introduce(PeerUp(WorkerName("there", 0, tp_rank), epoch, LAYOUT))
+    assert exchange.known == {("there", 9)}
+
+
 def test_a_peer_whose_blocks_do_not_fit_is_no_reason_to_end() -> None:
     layout = RankLayout(Span(0, 1), Span(0, 1), 8, 2 * BLOCK_SIZE, 8, DType.FP32)
     other = PeerUp(WorkerName("there"), 5, layout)

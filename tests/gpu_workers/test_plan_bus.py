@@ -1,5 +1,6 @@
 """Plans and reports over real sockets: order, gaps, and the ends of processes."""
 
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -89,6 +90,45 @@ def test_a_missing_plan_ends_the_follower(leader: LeaderBus, followers: list[Fol
     leader.send(StepPlan(step_id=1))
     leader.send(StepPlan(step_id=3))
     assert until_broken(followers[0]) == "step 3 came where 2 was due"
+
+
+@pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        ([b"P", b"{"], "the leader cannot be understood: Input data was truncated"),
+        ([b"P", b'{"step_id": "x"}'], r"the leader cannot be understood: .* at `\$.step_id`"),
+        ([b"P", b"\xff"], "the leader cannot be understood: "),
+        ([b"?", b"{}"], "no leader says b'?'"),
+        ([b"P"], "the leader cannot be understood: 1 frames where"),
+        ([b"P", b"{}", b""], "the leader cannot be understood: 3 frames where"),
+    ],
+)
+def test_garbage_on_the_plan_bus_ends_a_follower_by_one_sentence(
+    endpoint: str, frames: list[bytes], why: str
+) -> None:
+    """It once was a traceback."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as stranger:
+        stranger.bind(endpoint)
+        with closing(FollowerBus(endpoint, ONE)) as follower:
+            name, *_ = stranger.recv_multipart()
+            stranger.send_multipart([name, *frames])
+            assert re.search(why.replace("b'?'", r"b'\?'"), until_broken(follower))
+
+
+@pytest.mark.parametrize("frames", [[b"S", b"{"], [b"U", b"[]"], [b"?", b""], [b"S"]])
+def test_garbage_from_a_follower_ends_the_leader_by_a_sentence_that_names_it(
+    endpoint: str, frames: list[bytes]
+) -> None:
+    with (
+        closing(LeaderBus(endpoint, [ONE])) as leader,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as follower,
+    ):
+        follower.setsockopt(zmq.IDENTITY, str(ONE).encode())
+        follower.connect(endpoint)
+        follower.send_multipart(frames)
+        with pytest.raises(GroupBroken, match=r"what came from here/0\.1 cannot be understood: "):
+            leader.result(1, PATIENCE_S)
 
 
 def test_a_follower_that_does_not_join_is_named(endpoint: str, leader: LeaderBus) -> None:
