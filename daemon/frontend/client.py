@@ -23,15 +23,18 @@ class ClientStalled(ClientGone):
 
 
 class Client:
-    """One client during one response. `stall_s` is how long a single send may be blocked."""
+    """One client during one response; its head goes through `send`, its body through `send_on`.
+    `stall_s` is how long a single send may be blocked."""
 
-    def __init__(self, receive: Receive, send: Send, *, stall_s: float) -> None:
+    def __init__(self, receive: Receive, send: Send, send_on: Send, *, stall_s: float) -> None:
         self._receive = receive
         self._send = send
+        self._send_on = send_on
         self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
         self._blocked_since_s: float | None = None
         self._reason: type[ClientGone] | None = None
+        self._has_ended = False
         self.has_begun = False
 
     async def __aenter__(self) -> Self:
@@ -64,13 +67,16 @@ class Client:
     async def send(self, data: bytes, *, more: bool = True) -> None:
         """Hand out a part of the body; waits while the client reads too slowly."""
         self._blocked_since_s = self._loop.time()
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        await self._send_on({"type": "http.response.body", "body": data, "more_body": more})
         self._blocked_since_s = None
+        self._has_ended = not more
 
     async def _listen(self) -> None:
+        """The end of the response is told as a disconnect, too."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._interrupt(ClientGone)
+        if not self._has_ended:
+            self._interrupt(ClientGone)
 
     def _look_for_stall(self) -> None:
         """Runs once per `stall_s`, or when a send that is blocked now would be too long."""

@@ -61,12 +61,12 @@ class Reply:
         record = RequestRecord.of(scope)
         record.num_prompt_tokens = self._call.num_prompt_tokens
         try:
-            async with Client(receive, send, stall_s=self._stall_s) as client:
+            async with Client(receive, send, record.send_on, stall_s=self._stall_s) as client:
                 with self._submitter.submit(self._call.specs, origin_of(scope)) as generation:
-                    if self._call.stream:
-                        await self._stream(generation, client, record)
-                    else:
-                        await self._send_whole(generation, client, record)
+                    answer = self._stream if self._call.stream else self._send_whole
+                    # Woken for every token: in a task of its own it does not pass through all
+                    # layers between the server and here each time.
+                    await asyncio.create_task(answer(generation, client, record))
         except ClientStalled:
             record.error = "client_stalled"
         except ClientGone:

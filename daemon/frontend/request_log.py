@@ -26,10 +26,15 @@ _KEY = "distserved.record"
 
 
 class RequestRecord:
-    """What is known of one request by the time it is logged."""
+    """What is known of one request by the time it is logged.
 
-    def __init__(self, request_id: str) -> None:
+    `send_on` is the server's own way to send, for what follows the head of a long answer: all
+    that layers between look at is heads, and each of them costs something for every token.
+    """
+
+    def __init__(self, request_id: str, send_on: Send) -> None:
         self.request_id = request_id
+        self.send_on = send_on
         self.status: int | None = None
         self.error: str | None = None
         self.key_name: str | None = None
@@ -100,7 +105,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = scope[_KEY] = RequestRecord(_request_id(scope))
+        record = scope[_KEY] = RequestRecord(_request_id(scope), send)
         header = (b"x-request-id", record.request_id.encode())
 
         async def send_named(message: Message) -> None:
