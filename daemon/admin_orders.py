@@ -251,5 +251,6 @@ def _audit_line(instance: Instance, *, has_answered: bool) -> AuditLine:
         instance=instance.name,
         has_answered=has_answered,
         blocks=block_counts(stats),
-        faults=stats.audit_failures,
+        faults=stats.audit_standing,
+        faults_ever=stats.audit_failures,
     )

@@ -96,13 +96,14 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What a leader answered to an audit of its block books. `faults` are counted since it
-    started: each is in the log."""
+    """What a leader answered to an audit of its block books. `faults` are those that stand;
+    `faults_ever` are counted since it started: each is in the log."""
 
     instance: str
     has_answered: bool
     blocks: BlockCounts = BlockCounts()
     faults: int = 0
+    faults_ever: int = 0
 
     @property
     def is_sound(self) -> bool:

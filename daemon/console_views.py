@@ -198,7 +198,7 @@ def _plan_table(placement: PlacementFile) -> Table:
 
 
 def _book_table(books: Sequence[AuditLine]) -> Table:
-    table = table_of("instance", "audit", "free", "held", "in use", "total", "faults")
+    table = table_of("instance", "audit", "free", "held", "in use", "total", "faults now/ever")
     for book in books:
         blocks = book.blocks
         answered = "agrees" if book.is_sound else "DIFFERS"
@@ -210,7 +210,7 @@ def _book_table(books: Sequence[AuditLine]) -> Table:
             blocks.held,
             blocks.in_use,
             blocks.total,
-            book.faults,
+            f"{book.faults}/{book.faults_ever}",
         )
     return table
 

@@ -27,6 +27,11 @@ class Auditor:
         self._faults: frozenset[str] = frozenset()
         self.num_faults = 0
 
+    @property
+    def num_standing(self) -> int:
+        """Faults that the last audit found; `num_faults` are those of all."""
+        return len(self._faults)
+
     def demand(self) -> None:
         """The next `look` is not to wait."""
         self._due_s = 0.0

@@ -308,6 +308,7 @@ class Leader:
             last_step_s=self._last_step_s,
             control_s=self._control.total_s,
             audit_failures=self._auditor.num_faults,
+            audit_standing=self._auditor.num_standing,
             beat=self._beat,
             busy_until_s=self._busy_until_s,
             pull_since_s=min(self._pulls_since_s.values(), default=None),

@@ -305,10 +305,11 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     were found to differ from their source, where that is looked at; `hidden_bytes` are those of the
     hidden states that the leader has sent to the next stage.
 
-    `beat` is the newest `Audit` that was heard. While a long step is under way, `busy_until_s` is
-    when it should have ended at the latest; a leader says so before it begins one, since it hears
-    nothing during it. `pull_since_s` is when the oldest pull under way began; `pull_path` is the
-    slowest way by which this rank reads peers' pools.
+    `audit_failures` are all faults that audits have found, `audit_standing` those that the last
+    one found. `beat` is the newest `Audit` that was heard. While a long step is under way,
+    `busy_until_s` is when it should have ended at the latest; a leader says so before it begins
+    one, since it hears nothing during it. `pull_since_s` is when the oldest pull under way began;
+    `pull_path` is the slowest way by which this rank reads peers' pools.
     """
 
     num_steps: int = 0
@@ -330,6 +331,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     last_step_s: float = 0.0
     control_s: float = 0.0
     audit_failures: int = 0
+    audit_standing: int = 0
     beat: int = 0
     busy_until_s: float | None = None
     pull_since_s: float | None = None

@@ -216,6 +216,25 @@ async def test_an_audit_waits_for_every_leaders_answer(make_stage: MakeStage) ->
         assert not found["prefill-0"].is_sound
 
 
+@pytest.mark.parametrize("num_standing", [0, 1])
+async def test_an_audit_fails_by_the_faults_that_stand_and_not_by_old_ones(
+    make_stage: MakeStage, num_standing: int
+) -> None:
+    """Once a fault had been counted, it failed until the worker was restarted."""
+    async with desk_of(make_stage) as desk:
+        for instance in desk.controller.instances:
+            instance.stats = Stats(audit_failures=3, audit_standing=num_standing)
+        desk.link.on_sent = lambda epoch, command: [
+            desk.heartbeat.answered((life.leader, epoch), command.beat)
+            for life in desk.heartbeat.silent(1)
+            if isinstance(command, Audit) and life.epoch == epoch
+        ]
+        books = await desk.operator.carry_out(AuditBooks(wait_s=5.0))
+        assert isinstance(books, BooksAre)
+        assert [book.is_sound for book in books.books] == [num_standing == 0] * 2
+        assert {(book.faults, book.faults_ever) for book in books.books} == {(num_standing, 3)}
+
+
 async def test_who_follows_events_waits_for_the_next_one_or_for_its_time(
     make_stage: MakeStage,
 ) -> None:

@@ -49,8 +49,9 @@ def test_a_fault_is_logged_and_counted_once_and_its_end_is_told(
     assert look("a block lost") == ["block audit: a block lost"]
     assert look("a block lost") == []
     assert look("a block lost", "another") == ["block audit: another"]
-    assert auditor.num_faults == 2
+    assert (auditor.num_faults, auditor.num_standing) == (2, 2)
     assert look() == ["block audit: the books agree again"]
     assert look() == []
+    assert (auditor.num_faults, auditor.num_standing) == (2, 0), "old ones are told from new ones"
     assert look("a block lost") == ["block audit: a block lost"]
     assert auditor.num_faults == 3
