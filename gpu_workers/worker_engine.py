@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,12 +29,31 @@ from gpu_workers.shm_collectives import sums_library
 from gpu_workers.weight_guest import HolderFailed, held_weights
 from gpu_workers.weight_holder import order_for
 from gpu_workers.weights import WeightSource
+from ipc.cuda_runtime import CudaUnavailable, load_runtime
 from ipc.kv_layout import RankLayout
 from ipc.kv_shm import PoolUnavailable
 from ipc.messages import Loading, WorkerConfig
 from ipc.sharding import Shard
 
 logger = logging.getLogger(__name__)
+
+
+def usable_gpu(
+    *where: Any,
+    load_runtime: Callable[[], object] = load_runtime,
+    open_gpu: Callable[..., Gpu] = open_gpu,
+) -> Gpu:
+    """A GPU of this machine, as `open_gpu` opens it.
+
+    Raises:
+        CudaUnavailable: CUDA cannot be used here, or not that GPU; says why, as torch would not.
+        ModelError: as `open_gpu` does.
+    """
+    load_runtime()
+    try:
+        return open_gpu(*where)
+    except torch.AcceleratorError as error:
+        raise CudaUnavailable(f"the GPU cannot be used: {str(error).splitlines()[0]}") from error
 
 
 class WorkerEngine:
@@ -59,7 +79,7 @@ class WorkerEngine:
         config: WorkerConfig,
         tell: Callable[[Loading], None],
         *,
-        open_gpu: Callable[..., Gpu] = open_gpu,
+        open_gpu: Callable[..., Gpu] = usable_gpu,
         exchange_on: Callable[..., OwnExchange] = exchange_on,
     ) -> None:
         self._config, self._tell = config, tell

@@ -17,8 +17,8 @@ from gpu_workers.cuda_memory import StepLimits
 from gpu_workers.cuda_routes import Gpu as Place
 from gpu_workers.errors import ModelError
 from gpu_workers.weight_guest import HolderFailed
-from gpu_workers.worker_engine import WorkerEngine
-from ipc.cuda_runtime import CudaRuntime
+from gpu_workers.worker_engine import WorkerEngine, usable_gpu
+from ipc.cuda_runtime import CudaRuntime, CudaUnavailable
 from ipc.kv_cuda import DeviceMemory
 from ipc.kv_layout import RankLayout
 from ipc.messages import WorkerConfig
@@ -66,6 +66,22 @@ def test_workers_take_turns_on_too_few_gpus_only_where_that_is_allowed(
             config(llama_gqa(tmp_path), shares=shares), lambda event: None, open_gpu=open_gpu
         )
     assert opened == [expected]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA can be used here")
+def test_where_cuda_cannot_be_used_a_worker_says_why(tmp_path: Path) -> None:
+    """Not how many GPUs torch counts: the driver may list eight that cannot be used."""
+    asked = config(llama_gqa(tmp_path), shares=True)
+    with pytest.raises(CudaUnavailable, match=r"CUDA cannot be used here|no libcudart"):
+        WorkerEngine(asked, lambda event: None)
+
+
+def test_a_gpu_that_does_not_open_is_told_in_one_line() -> None:
+    def refuse(*_: object) -> Gpu:
+        raise torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy\nSearch for")
+
+    with pytest.raises(CudaUnavailable, match=r"^the GPU cannot be used: CUDA error: .* busy$"):
+        usable_gpu(0, load_runtime=lambda: None, open_gpu=refuse)
 
 
 def engine(model_dir: Path, run_dir: Path, device: FakeDevice) -> WorkerEngine:
