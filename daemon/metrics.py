@@ -114,6 +114,10 @@ class Metrics:
         self.tally.refused[reason] += 1
         self._refused.labels(reason).inc()
 
+    def unknown_field(self, name: str) -> None:
+        """A body had a field that was ignored; its name is one of a few."""
+        self._unknown_fields.labels(name).inc()
+
     def retried(self, num_choices: int) -> None:
         self.tally.num_retried += num_choices
         self._retried.inc(num_choices)
@@ -190,6 +194,11 @@ class Metrics:
         self._retried = families.counter(
             "distserve_retries",
             "Choices that were prefilled again because a worker that had them died or refused",
+        )
+        self._unknown_fields = families.counter(
+            "distserve_unknown_fields",
+            "Fields of requests that nobody here knows, by name: ignored. At most 64 names",
+            ["field"],
         )
         self._refused = families.counter(
             "distserve_requests_refused",

@@ -28,6 +28,7 @@ from daemon.event_log import EventLog
 from daemon.feasibility import check_placement
 from daemon.frontend.app import build_app
 from daemon.frontend.bodies import Limits
+from daemon.frontend.unknown_fields import UnknownFields
 from daemon.guarded_protocol import Guards
 from daemon.heartbeat import Heartbeat
 from daemon.link_keys import keys_for
@@ -54,6 +55,7 @@ from daemon.status_view import StatusBoard
 from daemon.supervisor import Supervisor
 from daemon.targets import slo_of, target_of
 from daemon.trace_export import tracer_of
+from daemon.welcome import welcome
 from daemon.worker_configs import WorkerConfigs
 from ipc.run_dir import RunDir
 from ipc.sockets import DaemonSocket
@@ -226,6 +228,7 @@ class Daemon:
                 Limits(),
                 config.cors_origins,
                 ring_of(config, self._reloader),
+                UnknownFields(self._metrics.unknown_field),
             ),
             book=self._book,
             guards=Guards(on_refused=self._metrics.refused),
@@ -306,7 +309,8 @@ class Daemon:
                 num_ready,
                 len(self._supervisor.wards),
             )
-        for line in _welcome(self._config.model_id, self._url):
+        has_keys = self._config.api_keys is not None
+        for line in welcome(self._config.model_id, self._url, has_keys=has_keys):
             logger.info("%s", line)
 
     def _shut_down(self, drain_s: float | None) -> None:
@@ -336,12 +340,3 @@ class Daemon:
             await self._host.stop()
         self._page.stop()
         logger.info("stopped")
-
-
-def _welcome(model_id: str, url: str) -> tuple[str, str]:
-    body = f'{{"model": "{model_id}", "stream": true, "messages": '
-    body += '[{"role": "user", "content": "Why is the sky blue?"}]}'
-    return (
-        f"ready: {model_id} on {url}. Try:",
-        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-    )

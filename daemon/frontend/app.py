@@ -36,6 +36,7 @@ from daemon.frontend.request_log import RequestLog, RequestRecord
 from daemon.frontend.schema import ChatBody, CompletionBody
 from daemon.frontend.served_model import ServedModel
 from daemon.frontend.turnstile import Turnstile
+from daemon.frontend.unknown_fields import UnknownFields
 from daemon.generation import Submitter
 
 MetricsRender = Callable[[], tuple[str, bytes]]
@@ -68,12 +69,13 @@ def build_app(
     limits: Limits,
     cors_origins: Sequence[str] = (),
     keys: KeyRing | None = None,
+    unknown: UnknownFields | None = None,
 ) -> ASGIApp:
     """The whole HTTP application. `metrics_render` returns a content type and a body.
 
-    Without `keys` everybody may use it.
+    Without `keys` everybody may use it. `unknown` counts fields of bodies that are ignored.
     """
-    endpoints = _Endpoints(submitter, model, limits)
+    endpoints = _Endpoints(submitter, model, limits, unknown)
     status = _StatusEndpoints(readiness, metrics_render)
     handlers: dict[str, Handler] = {
         "completions": endpoints.completions,
@@ -108,13 +110,19 @@ def build_app(
 class _Endpoints:
     """The API itself."""
 
-    def __init__(self, submitter: Submitter, model: ServedModel, limits: Limits) -> None:
+    def __init__(
+        self,
+        submitter: Submitter,
+        model: ServedModel,
+        limits: Limits,
+        unknown: UnknownFields | None,
+    ) -> None:
         self._submitter = submitter
         self._model = model
         self._limits = limits
         # One thread: the loop has to wait for one of them at most until it has its turn again.
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="large")
-        self._bodies = Bodies(limits, self._aside)
+        self._bodies = Bodies(limits, self._aside, unknown)
 
     async def completions(self, request: Request) -> ASGIApp:
         async with self._bodies.body_of(request, CompletionBody) as body:

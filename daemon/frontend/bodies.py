@@ -15,6 +15,7 @@ from starlette.requests import Request
 from daemon.errors import BodyTooLarge, InvalidRequest, QueueFull, RequestTooSlow
 from daemon.frontend.json_shape import check_shape
 from daemon.frontend.schema import BodyType, read_body
+from daemon.frontend.unknown_fields import UnknownFields
 
 SMALL_BYTES = 64 * 1024  # a millisecond or two, whatever is in it
 
@@ -22,7 +23,8 @@ SMALL_BYTES = 64 * 1024  # a millisecond or two, whatever is in it
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What one request may cost before it is refused or given up.
 
-    A body has `body_s` seconds, and more by its size at the slowest rate that is borne.
+    A body has `body_s` seconds, and more by its size at the slowest rate that is borne: by the size
+    that its head announces, or by what has come of one in chunks.
     `max_bodies_bytes` is for all bodies that are on their way or being read.
     """
 
@@ -34,12 +36,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bodies:
-    """Takes them in; `aside` is where large ones are read."""
+    """Takes them in; `aside` is where large ones are read, `unknown` counts what is ignored."""
 
-    def __init__(self, limits: Limits, aside: Executor) -> None:
+    def __init__(
+        self, limits: Limits, aside: Executor, unknown: UnknownFields | None = None
+    ) -> None:
         self._limits = limits
         self._num_held_bytes = 0
         self._aside = aside
+        self._unknown = unknown
 
     @asynccontextmanager
     async def body_of(self, request: Request, kind: type[BodyType]) -> AsyncIterator[BodyType]:
@@ -59,21 +64,30 @@ class Bodies:
         """Refused by its announced length, or as soon as it has grown too long."""
         _check_headers(request)
         num_announced = self._check_size(_announced_bytes(request))
-        slowest_s = num_announced / self._limits.min_body_bytes_per_s
+        begun_s = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self._limits.body_s + slowest_s):
+            async with asyncio.timeout_at(self._due_s(begun_s, num_announced)) as patience:
                 async for chunk in request.stream():
                     raw += chunk
                     self._num_held_bytes += len(chunk)
-                    self._check_size(len(raw))
+                    if self._check_size(len(raw)) > num_announced:
+                        patience.reschedule(self._due_s(begun_s, len(raw)))
         except TimeoutError as error:
             raise RequestTooSlow("The body did not arrive in time.") from error
 
     async def _read(self, raw: bytes, kind: type[BodyType]) -> BodyType:
         if len(raw) <= SMALL_BYTES:
-            return _parsed(raw, kind)
+            return self._parsed(raw, kind)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._aside, _parsed, raw, kind)
+        return await loop.run_in_executor(self._aside, self._parsed, raw, kind)
+
+    def _parsed(self, raw: bytes, kind: type[BodyType]) -> BodyType:
+        check_shape(raw)
+        return read_body(raw, kind, self._unknown)
+
+    def _due_s(self, begun_s: float, num_bytes: int) -> float:
+        """When a body of so many bytes must have come."""
+        return begun_s + self._limits.body_s + num_bytes / self._limits.min_body_bytes_per_s
 
     def _check_size(self, num_bytes: int) -> int:
         if num_bytes > self._limits.max_body_bytes:
@@ -82,11 +96,6 @@ class Bodies:
         if self._num_held_bytes > self._limits.max_bodies_bytes:
             raise QueueFull("Too much is being sent at this moment.")
         return num_bytes
-
-
-def _parsed(raw: bytes, kind: type[BodyType]) -> BodyType:
-    check_shape(raw)
-    return read_body(raw, kind)
 
 
 def _check_headers(request: Request) -> None:

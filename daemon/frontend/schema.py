@@ -15,7 +15,8 @@ from msgspec import Meta
 
 from daemon.errors import InvalidJson, InvalidRequest, UnsupportedParameter
 from daemon.frontend.quoting import quoted
-from daemon.frontend.unsupported import refuse_unsupported
+from daemon.frontend.unknown_fields import UnknownFields
+from daemon.frontend.unsupported import refuse_unsupported, unheard_of
 
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
@@ -226,8 +227,11 @@ class ChatBody(CommonBody, frozen=True, kw_only=True):
             )
 
 
-def read_body(raw: bytes, kind: type[BodyType]) -> BodyType:
+def read_body(raw: bytes, kind: type[BodyType], unknown: UnknownFields | None = None) -> BodyType:
     """A request body as a typed value. How much it holds has been looked at before.
+
+    Args:
+        unknown: is told of its fields that nobody here knows.
 
     Raises:
         InvalidRequest: it is no JSON, has a wrong field, or asks for what is not offered.
@@ -243,6 +247,8 @@ def read_body(raw: bytes, kind: type[BodyType]) -> BodyType:
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
     body.check()
+    if unknown is not None and isinstance(content, dict):
+        unknown.came(unheard_of(content, kind.__struct_fields__, kind.elsewhere))
     return body
 
 

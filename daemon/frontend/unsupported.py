@@ -1,10 +1,10 @@
 """Fields that exist elsewhere and are not offered here: refused by name unless they change nothing.
 
 A client that asks for tools, a grammar or an image must not get an answer without them. Fields
-that nobody here has heard of are none of this module's business: they are ignored.
+that nobody here has heard of are ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from daemon.errors import UnsupportedParameter
@@ -63,6 +63,13 @@ def refuse_unsupported(
     for index, message in enumerate(messages if isinstance(messages, list) else []):
         if isinstance(message, dict):
             _refuse_in_message(f"messages[{index}]", message)
+
+
+def unheard_of(
+    content: Mapping[str, Any], known: Collection[str], elsewhere: Collection[str]
+) -> list[str]:
+    """The fields that are neither known to this endpoint or the other, nor to this module."""
+    return [name for name in content.keys() - {*known, *elsewhere} if name not in _NEUTRAL_VALUES]
 
 
 def _unneutral(content: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...]]) -> list[str]:

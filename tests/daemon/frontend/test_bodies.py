@@ -103,3 +103,21 @@ async def test_a_body_may_come_in_chunks_of_any_size_E25(service: Service, size:
     pieces = [BODY[at : at + size] for at in range(0, len(BODY), size)]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
     assert (await answer_to(service.port, head + chunks + b"0\r\n\r\n")).status == 200
+
+
+async def test_a_body_in_chunks_has_as_long_as_one_whose_size_was_announced_E25(
+    tokenizer: Tokenizer,
+) -> None:
+    """A flat time once cut off large ones that came steadily."""
+    limits = Limits(body_s=0.05, min_body_bytes_per_s=10)
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    content = json.dumps(HELLO | {"metadata": {"a": "x" * 1000}}).encode()
+    async with (
+        Service(tokenizer, reply=REPLY, limits=limits).running() as service,
+        wire_to(service.port) as steady,
+    ):
+        await steady.send(head + b"%x\r\n%b\r\n" % (len(content) - 1, content[:-1]))
+        silent = await answer_to(service.port, head)  # whose time is over before
+        assert (silent.status, silent.code) == (408, "request_timeout")
+        await steady.send(b"1\r\n%b\r\n0\r\n\r\n" % content[-1:])
+        assert (await steady.answer()).status == 200
