@@ -18,8 +18,10 @@ from gpu_workers.cuda_device import Device
 from gpu_workers.cuda_step import HostStep, PageTable
 from gpu_workers.errors import ModelError
 
-WORKSPACE_BYTES = 128 << 20  # FlashInfer's recommendation
-WRAPPER_BYTES = 8 << 20  # each wrapper's own workspace, on the device and pinned
+WORKSPACE_BYTES = 128 << 20  # FlashInfer's recommendation, which is not always enough
+WRAPPER_BYTES = 8 << 20  # each wrapper's own workspace for its plan, on the device and pinned
+GRAPH_PLAN_BYTES = 1 << 20  # the same for a graph's: a plan has some 30 bytes for each of its rows
+MOST_MULTIPROCESSORS = 192  # of any GPU that there is
 HEAD_DIMS = (64, 128, 256)  # what FA2 is compiled for; others are padded
 
 LAYOUT = "HND"
@@ -64,6 +66,30 @@ def stored_head_dim(head_dim: int) -> int:
     return wide_enough[0]
 
 
+def workspace_bytes(num_heads: int, num_kv_heads: int, head_dim: int, graph_rows: int = 0) -> int:
+    """What partial results of divided sequences take: those of eager steps, or those of captured
+    ones of up to so many rows.
+
+    Source: PrefillPlan in FlashInfer's scheduler.cuh. A batch is divided into at most two pieces
+    for each multiprocessor, over the KV heads; a captured step has room for as many, or for all
+    tiles of queries that its rows can have, whichever is more. Each piece is a tile of fp32 values
+    with a weight for every head; since 0.7, for every KV head.
+    """
+    group = num_heads // num_kv_heads
+    pieces, tile = 2 * MOST_MULTIPROCESSORS // num_kv_heads, _tile(None, head_dim)
+    if graph_rows:
+        tile = _tile(group, head_dim)
+        pieces = max(pieces, -(-graph_rows * group // tile) + graph_rows - 1)
+    return max(WORKSPACE_BYTES, num_heads * pieces * tile * (head_dim + 1) * 4)
+
+
+def _tile(num_queries: int | None, head_dim: int) -> int:
+    """Queries that are computed together, where each row has so many; None is any number."""
+    if num_queries is not None and num_queries <= 64:
+        return 16 if num_queries <= 16 else 64
+    return 128 if head_dim < 256 else 64
+
+
 class PagedAttention:
     """Attention of the steps of one place in turn, each step planned before it is run.
 
@@ -96,7 +122,10 @@ class PagedAttention:
             backend=BACKEND,
         )
         self._prefill = None
-        if fixed is None:
+        if fixed is not None:
+            plan = torch.empty(GRAPH_PLAN_BYTES, dtype=torch.uint8, device=device.torch_device)
+            self._decode.reset_workspace_buffer(workspace, plan)
+        else:
             self._prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
                 workspace, kv_layout=LAYOUT, backend=BACKEND
             )

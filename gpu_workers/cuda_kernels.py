@@ -15,18 +15,20 @@ import torch
 import torch.nn.functional as F
 
 from gpu_workers.batch import Batch
-from gpu_workers.cuda_attention import WORKSPACE_BYTES, AttentionShape, PagedAttention
+from gpu_workers.cuda_attention import AttentionShape, PagedAttention, workspace_bytes
 from gpu_workers.cuda_device import Device, send
 from gpu_workers.cuda_linear import CudaLinear
 from gpu_workers.cuda_step import HostStep, host_step, padding_only
 from gpu_workers.cuda_switches import Switches
+from gpu_workers.errors import ModelError
 from gpu_workers.kernels import Geometry, Linear, Norm
 from gpu_workers.models.config import Activation
 from gpu_workers.scratch import Scratch
 
 WIDE_PER_ROW = 4  # of a decode step: token id, position, block, offset
 NARROW_PER_ROW = 4  # owner, position, indptr (and one more), last page's length
-ROPE_VECTOR = 8  # 16-bit elements that FlashInfer rotates at once: halves are whole vectors
+VECTOR = 8  # 16-bit elements that FlashInfer's kernels take at once
+BLOCK_THREADS = 1024  # the most in one block on any GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class FixedMemory:
     since one runs after the other.
 
     `wide` is int64; `narrow` is int32, with the pages last; the others are FlashInfer's own.
+    `workspace` is uint8.
     """
 
     wide: torch.Tensor
@@ -59,6 +62,7 @@ class FixedMemory:
     indptr: torch.Tensor
     indices: torch.Tensor
     last_page_len: torch.Tensor
+    workspace: torch.Tensor
 
     def tables(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """FlashInfer's for that number of rows."""
@@ -95,16 +99,18 @@ class CudaKernels:
         self.block_size, self.dtype = block_size, pool.dtype
         self.spare_block = len(pool) - 1
         self._flashinfer = flashinfer
-        self._switches = switches or Switches()
+        switches = switches or Switches()
+        self._is_norm_fused, self._is_silu_fused = switches.norm, switches.silu
+        # A token is one block of theirs, with a thread for each vector of each KV head.
+        fits_block = head_dim // VECTOR * kv_heads <= BLOCK_THREADS
+        self._is_append_fused = switches.append and fits_block
         self._num_heads, self._kv_heads, self._head_dim = geometry.num_heads, kv_heads, head_dim
         shape = (geometry.num_heads, kv_heads, head_dim, block_size, geometry.scale, pool.dtype)
         self._shape = AttentionShape(*shape)
         # The view of one layer is FlashInfer's HND layout; keys and values have equal strides.
         self._kv = [(pool[:, :, layer, 0], pool[:, :, layer, 1]) for layer in range(num_layers)]
-        self._workspace = torch.zeros(
-            WORKSPACE_BYTES, dtype=torch.uint8, device=device.torch_device
-        )
-        self._take_rope(geometry.rope)
+        self._workspace = self._zeros(workspace_bytes(geometry.num_heads, kv_heads, head_dim))
+        self._take_rope(geometry.rope, is_fused=switches.rope)
         scratch = Scratch(pool.dtype, device.torch_device)
         # While one's plan may still be on its way to the device, the other plans the next step.
         self._turns = [(self._attention(), scratch) for _ in range(2)]
@@ -117,7 +123,19 @@ class CudaKernels:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Run every kernel of the library's once, so that none is compiled while it is waited
-        for: the first time on a machine that takes minutes."""
+        for: the first time on a machine that takes minutes.
+
+        Raises:
+            ModelError: they cannot be compiled, or do not run here; says why.
+        """
+        try:
+            self._run_each()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ModelError(f"{self.name}'s kernels do not run here: {error}") from error
+
+    def _run_each(self) -> None:
         device = self.device.torch_device
         attention, scratch = self._turns[0]
         step = self._place(padding_only(1, self.spare_block), attention, scratch, None)
@@ -127,7 +145,7 @@ class CudaKernels:
             self.append(0, qkv)
             self.attention(0, qkv)
             self.silu_mul(qkv)
-        if self._switches.norm:
+        if self._is_norm_fused:
             norm = Norm(torch.ones(width, dtype=self.dtype, device=device), 1e-6)
             self.add_rms_norm(self.rms_norm(qkv, norm), qkv, norm)
         self.device.synchronize()
@@ -158,19 +176,23 @@ class CudaKernels:
 
     def fixed_memory(self, max_rows: int, max_pages: int) -> FixedMemory:
         """For captured graphs of up to so many decode rows, with so many pages in all."""
-
-        def int32(size: int) -> torch.Tensor:
-            return torch.zeros(size, dtype=torch.int32, device=self.device.torch_device)
-
-        wide = torch.zeros(
-            WIDE_PER_ROW * max_rows, dtype=torch.int64, device=self.device.torch_device
+        int32 = torch.int32
+        shape = (self._num_heads, self._kv_heads, self._head_dim)
+        num_bytes = workspace_bytes(*shape, graph_rows=max_rows)
+        has_room = num_bytes <= len(self._workspace)
+        return FixedMemory(
+            wide=self._zeros(WIDE_PER_ROW * max_rows, torch.int64),
+            narrow=self._zeros(NARROW_PER_ROW * max_rows + 1 + max_pages, int32),
+            indptr=self._zeros(max_rows + 1, int32),
+            indices=self._zeros(max_pages, int32),
+            last_page_len=self._zeros(max_rows, int32),
+            workspace=self._workspace if has_room else self._zeros(num_bytes),
         )
-        narrow = int32(NARROW_PER_ROW * max_rows + 1 + max_pages)
-        return FixedMemory(wide, narrow, int32(max_rows + 1), int32(max_pages), int32(max_rows))
 
     def fixed_attention(self, memory: FixedMemory, size: int) -> PagedAttention:
         """For the graph of that many rows."""
-        return self._attention(memory.tables(size))
+        library, shape = self._flashinfer, self._shape
+        return PagedAttention(library, self.device, shape, memory.workspace, memory.tables(size))
 
     def place_fixed(
         self, step: HostStep, memory: FixedMemory, attention: PagedAttention, scratch: Scratch
@@ -188,13 +210,13 @@ class CudaKernels:
             self._step = before
 
     def rms_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        if self._switches.norm:
+        if self._is_norm_fused:
             normed: torch.Tensor = self._flashinfer.rmsnorm(x, norm.weight, eps=norm.eps)
             return normed
         return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
-        if self._switches.norm:
+        if self._is_norm_fused:
             self._flashinfer.fused_add_rmsnorm(x, residual, norm.weight, eps=norm.eps)
             return x
         return self.rms_norm(residual.add_(x), norm)
@@ -207,7 +229,7 @@ class CudaKernels:
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         width = gate_up.shape[-1] // 2
-        if self._switches.silu:
+        if self._is_silu_fused and width % VECTOR == 0:
             out = self._current.scratch.take("silu", len(gate_up), width)
             self._flashinfer.silu_and_mul(gate_up, out=out)
             return out
@@ -220,7 +242,7 @@ class CudaKernels:
         if self._rope is not None:
             self._rotate(qkv, heads, step)
         keys, values = torch.split(heads[:, self._num_heads :], self._kv_heads, dim=1)
-        if not self._switches.append:
+        if not self._is_append_fused:
             own_keys, own_values = self._kv[layer]
             own_keys[step.blocks, :, step.offsets] = keys
             own_values[step.blocks, :, step.offsets] = values
@@ -249,18 +271,20 @@ class CudaKernels:
         assert self._step is not None, "no step is prepared"
         return self._step
 
-    def _attention(
-        self, fixed: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-    ) -> PagedAttention:
-        return PagedAttention(self._flashinfer, self.device, self._shape, self._workspace, fixed)
+    def _attention(self) -> PagedAttention:
+        return PagedAttention(self._flashinfer, self.device, self._shape, self._workspace)
 
-    def _take_rope(self, table: torch.Tensor | None) -> None:
+    def _zeros(self, size: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype, device=self.device.torch_device)
+
+    def _take_rope(self, table: torch.Tensor | None, *, is_fused: bool) -> None:
         self._rope = None
         if table is not None:
             # (positions, cosines | sines), as both ways of rotating take it
             self._rope = table.reshape(len(table), -1).to(self.device.torch_device)
             half = self._rope.shape[1] // 2
-            self._is_rope_fused = self._switches.rope and half % ROPE_VECTOR == 0
+            # One half of a head is rotated by the other, in whole vectors.
+            self._is_rope_fused = is_fused and half % VECTOR == 0
 
     def _rotate(self, qkv: torch.Tensor, heads: torch.Tensor, step: DeviceStep) -> None:
         assert self._rope is not None, "positions are learned"

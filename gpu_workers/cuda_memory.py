@@ -9,8 +9,14 @@ import math
 
 import msgspec
 
-from gpu_workers.cuda_attention import WORKSPACE_BYTES, WRAPPER_BYTES, stored_head_dim
+from gpu_workers.cuda_attention import (
+    GRAPH_PLAN_BYTES,
+    WRAPPER_BYTES,
+    stored_head_dim,
+    workspace_bytes,
+)
 from gpu_workers.cuda_graphs import graph_sizes
+from gpu_workers.cuda_sampler import PART_ROWS, SAMPLING_BYTES
 from gpu_workers.cuda_weights import HEAD_COLUMNS, HEAD_ROWS
 from gpu_workers.errors import ModelError
 from gpu_workers.models.config import ModelConfig
@@ -21,7 +27,10 @@ from ipc.vocabulary import DType
 # What is ours but not in any tensor of ours: CUDA's context, cuBLAS' workspaces, loaded kernels. A
 # guess on the safe side, since it cannot be asked for before it is taken.
 OVERHEAD_BYTES = 1 << 30
-SAMPLING_COPIES = 20  # bytes for each logit: fp32 scores, weights and sorted ones, fp64 sums
+NCCL_BYTES = 1 << 30  # its buffers where there are other ranks; a guess, too
+GRAPH_BYTES = 8 << 20  # what CUDA keeps of a captured graph beside its tensors; a guess, too
+EAGER_WRAPPERS = 4  # of prompts and of decode rows, by turns
+ROPE_BYTES = 4  # fp32
 PER_TOKEN_COPIES = 4  # residual, its norm, a product's result, an embedding: (T, hidden) each
 GIB = 2**30
 
@@ -66,13 +75,14 @@ def memory_needs(
 ) -> MemoryNeeds:
     """Of the worker that holds that shard. Raises ModelError: heads are too wide for a GPU."""
     sizes = graph_sizes(limits.max_batch) if has_graphs else []
-    graph_rows = max(sizes, default=0)
+    is_alone = shard.parallelism.num_workers == 1
     return MemoryNeeds(
         weights=weight_bytes(config, shard, dtype),
-        activations=_step_bytes(config, shard, dtype, limits.max_tokens, limits.max_batch),
-        # All graphs share the memory of the largest.
-        graphs=_step_bytes(config, shard, dtype, graph_rows, graph_rows) if graph_rows else 0,
-        workspaces=WORKSPACE_BYTES + (4 + len(sizes)) * WRAPPER_BYTES,
+        activations=_activation_bytes(config, shard, dtype, limits.max_tokens)
+        + _drawing_bytes(config, shard, dtype, limits.max_batch),
+        graphs=_graph_bytes(config, shard, dtype, sizes),
+        workspaces=_workspace_bytes(config, shard, limits, sizes),
+        overhead=OVERHEAD_BYTES + (0 if is_alone else NCCL_BYTES),
     )
 
 
@@ -122,17 +132,57 @@ def described(needs: MemoryNeeds) -> str:
     return ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
 
 
-def _step_bytes(
-    config: ModelConfig, shard: Shard, dtype: DType, num_tokens: int, num_rows: int
-) -> int:
-    """The tensors that exist at the same time in a step, at most."""
+def _activation_bytes(config: ModelConfig, shard: Shard, dtype: DType, num_tokens: int) -> int:
+    """The tensors that exist at the same time in a step, at most; logits apart."""
     head_dim = stored_head_dim(config.head_dim)
     qkv = (shard.heads.size + 2 * shard.kv_heads.size) * head_dim
     attended = shard.heads.size * head_dim
     mlp = 3 * shard.columns.size  # gate, up and their product
     per_token = PER_TOKEN_COPIES * config.hidden_size + qkv + attended + mlp
-    logits = num_rows * shard.vocab.size * (dtype.num_bytes + SAMPLING_COPIES)
-    return num_tokens * per_token * dtype.num_bytes + (logits if shard.is_last_stage else 0)
+    return num_tokens * per_token * dtype.num_bytes
+
+
+def _logit_bytes(config: ModelConfig, shard: Shard, dtype: DType, num_rows: int) -> int:
+    """Our columns; on the rank that draws those of all ranks too, gathered and put in order."""
+    if not shard.is_last_stage:
+        return 0
+    columns = shard.vocab.size
+    if shard.parallelism.tp > 1 and shard.tp_rank == 0:
+        columns += 2 * config.vocab_size
+    return num_rows * columns * dtype.num_bytes
+
+
+def _drawing_bytes(config: ModelConfig, shard: Shard, dtype: DType, num_rows: int) -> int:
+    """Logits, and what drawing from a part of them takes."""
+    drawn = min(num_rows, PART_ROWS) * config.vocab_size * SAMPLING_BYTES
+    return _logit_bytes(config, shard, dtype, num_rows) + (drawn if _draws(shard) else 0)
+
+
+def _graph_bytes(config: ModelConfig, shard: Shard, dtype: DType, sizes: list[int]) -> int:
+    """All graphs share the memory of the largest, and the place where results are left."""
+    if not sizes:
+        return 0
+    rows = sizes[-1]
+    tensors = _activation_bytes(config, shard, dtype, rows)
+    logits = _logit_bytes(config, shard, dtype, rows)
+    columns = config.hidden_size + (config.vocab_size if _draws(shard) else 0)
+    return tensors + logits + rows * columns * dtype.num_bytes + len(sizes) * GRAPH_BYTES
+
+
+def _draws(shard: Shard) -> bool:
+    return shard.is_last_stage and shard.tp_rank == 0
+
+
+def _workspace_bytes(
+    config: ModelConfig, shard: Shard, limits: StepLimits, sizes: list[int]
+) -> int:
+    """FlashInfer's, and the rotary table."""
+    shape = (shard.heads.size, shard.kv_heads.size, stored_head_dim(config.head_dim))
+    eager = workspace_bytes(*shape)
+    captured = workspace_bytes(*shape, graph_rows=max(sizes, default=0))
+    plans = EAGER_WRAPPERS * WRAPPER_BYTES + len(sizes) * GRAPH_PLAN_BYTES
+    rope = limits.max_tokens * config.head_dim * ROPE_BYTES if config.rope else 0
+    return eager + (captured if captured > eager else 0) + plans + rope
 
 
 def _share(name: str, config: ModelConfig, shard: Shard) -> float:

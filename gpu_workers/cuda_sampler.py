@@ -6,7 +6,7 @@ the step is collected. Nothing here reads a device's number in between.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +18,11 @@ from gpu_workers.sampler import LEAST_LOGPROB, Draw, Drawn, uniform
 from ipc.vocabulary import TokenLogprobs
 
 Scores = Callable[[], list[TokenLogprobs]]
+PART_ROWS = 64  # drawn by other rules than argmax, or scored, at a time: see `SAMPLING_BYTES`
+SAMPLING_BYTES = 64
+"""For each logit of a part, at most: fp32 scores, scaled and as weights (12), and what torch takes
+to sort them: values and indices (12), pairs of index and row twice (16), keys and values of the
+radix sort and what it swaps them with (16)."""
 
 
 class _Edits(NamedTuple):
@@ -58,10 +63,10 @@ class DeviceSampler:
         if plain:
             where, rows = self._indices([plain, [draws[i].row for i in plain]])
             drawn.index_copy_(0, where, logits.argmax(dim=-1).index_select(0, rows))
-        if others:
-            where, rows = self._indices([others, [draws[i].row for i in others]])
+        for part in _parts(others):
+            where, rows = self._indices([part, [draws[i].row for i in part]])
             scores = logits.index_select(0, rows).float()  # (S, V), ours to change
-            drawn.index_copy_(0, where, self._pick(scores, [draws[i] for i in others]))
+            drawn.index_copy_(0, where, self._pick(scores, [draws[i] for i in part]))
         return drawn
 
     def fetch_tokens(self, drawn: torch.Tensor) -> Callable[[], list[int]]:
@@ -80,8 +85,9 @@ class DeviceSampler:
 
     def score(self, logits: torch.Tensor, targets: torch.Tensor, num_top: int) -> Scores:
         """How likely each target (N,) is by its row of logits; as `sampler.prompt_logprobs`."""
-        logprobs = torch.log_softmax(logits[:, : self._num_token_ids].float(), dim=-1)
-        logprobs = logprobs.nan_to_num(nan=LEAST_LOGPROB, neginf=LEAST_LOGPROB)
+        logits = logits[:, : self._num_token_ids]
+        logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+        logprobs = logprobs.nan_to_num_(nan=LEAST_LOGPROB, neginf=LEAST_LOGPROB)
         own = logprobs.gather(1, targets[:, None])
         top = logprobs.topk(min(num_top, self._num_token_ids), dim=-1)
         # Ids are whole numbers below 2^53: one copy brings all.
@@ -107,10 +113,11 @@ class DeviceSampler:
             if draw.sampling.logprobs is not None:
                 wanted.setdefault(draw.sampling.logprobs, []).append(index)
         found: dict[int, Scores] = {}
-        for num_top, indices in wanted.items():
-            where, rows = self._indices([indices, [draws[i].row for i in indices]])
-            scores = self.score(logits.index_select(0, rows), drawn.index_select(0, where), num_top)
-            found |= _shared(scores, indices)
+        for num_top, asking in wanted.items():
+            for part in _parts(asking):
+                where, rows = self._indices([part, [draws[i].row for i in part]])
+                targets = drawn.index_select(0, where)
+                found |= _shared(self.score(logits.index_select(0, rows), targets, num_top), part)
         return found
 
     def _indices(self, lists: Sequence[Sequence[int]]) -> list[torch.Tensor]:
@@ -223,6 +230,12 @@ def with_scores(
         return [Drawn(token_id, found.get(index)) for index, token_id in enumerate(token_ids)]
 
     return collect
+
+
+def _parts(indices: Sequence[int]) -> Iterator[Sequence[int]]:
+    """No more rows at a time than memory is kept for."""
+    for start in range(0, len(indices), PART_ROWS):
+        yield indices[start : start + PART_ROWS]
 
 
 def _penalised(found: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:

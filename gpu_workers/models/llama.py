@@ -50,6 +50,8 @@ class Llama:
             attended = kernels.attention(index, qkv)
             if index == self._end:
                 attended, residual = pick_head_rows(batch, attended, residual)
+                if not len(residual):  # amid a prompt: a GPU refuses work on no rows
+                    return residual
             x = kernels.add_rms_norm(block.o(attended), residual, block.mlp_norm)
             added = block.down(kernels.silu_mul(block.gate_up(x)))
         return residual if added is None else residual.add_(added)

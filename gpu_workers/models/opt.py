@@ -76,6 +76,8 @@ class Opt:
         attended = self._attend(index, block, kernels.layer_norm(hidden, block.attention_norm))
         if end is not None:
             attended, hidden = pick_head_rows(end, attended, hidden)
+            if not len(hidden):  # amid a prompt: a GPU refuses work on no rows
+                return hidden
         x = kernels.add_layer_norm(block.o(attended), hidden, block.mlp_norm)
         return hidden.add_(self._mlp(block, x))
 
@@ -86,6 +88,8 @@ class Opt:
         attended = self._attend(index, block, hidden)
         if end is not None:
             attended, hidden = pick_head_rows(end, attended, hidden)
+            if not len(hidden):  # amid a prompt: a GPU refuses work on no rows
+                return hidden
         x = kernels.add_layer_norm(block.o(attended), hidden, block.attention_norm)
         hidden.copy_(x)  # the normed sum is the new residual; x itself may be scratch
         x = kernels.add_layer_norm(self._mlp(block, hidden), hidden, block.mlp_norm)

@@ -11,7 +11,7 @@ from typing import Any
 
 FILE = Path(__file__).with_name("flashinfer_faces.json")
 CLASSES = ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper")
-METHODS = ("__init__", "plan", "run")
+METHODS = ("__init__", "plan", "reset_workspace_buffer", "run")
 FUNCTIONS = (
     "append_paged_kv_cache",
     "apply_rope_with_cos_sin_cache_inplace",

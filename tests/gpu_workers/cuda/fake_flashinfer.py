@@ -3,7 +3,8 @@
 It computes by torch from the very indptr, indices and last-page arguments it is given. Refused are:
 calls that the real signature does not take, other element types, page tables on the wrong side,
 keys and values of unequal strides, a run without a plan, a plan while the copy of the one before
-may be under way, a plan inside a capture, and fixed buffers that are too small.
+may be under way, a plan inside a capture, fixed buffers and workspaces that are too small, kernels
+over no rows, of too many threads, or off the edges of whole vectors.
 """
 
 from itertools import pairwise
@@ -13,9 +14,24 @@ import torch
 
 from tests.gpu_workers.cuda.faces import signature, stored
 from tests.gpu_workers.cuda.fake_device import FakeDevice, UsedTooEarly
+from tests.gpu_workers.cuda.flashinfer_checks import (
+    Pages,
+    attention_of,
+    check_cache,
+    check_pages,
+    flat,
+    gated,
+    pages_of,
+    require_16_bit,
+    require_16_bit_type,
+    require_int32,
+    require_rows,
+)
+from tests.gpu_workers.cuda.flashinfer_planner import heads_of, partial_bytes
 
-WORKSPACE_BYTES = 128 << 20
-Pages = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+PLAN_BYTES = 8 << 20  # a wrapper's own workspace, until it is given another
+VECTOR = 8  # 16-bit elements
+BLOCK_THREADS = 1024
 
 
 class FakeFlashInfer:
@@ -26,6 +42,7 @@ class FakeFlashInfer:
         self.__version__ = stored()["version"]
         self.calls: dict[str, int] = {}
         self.shapes: set[tuple[str, int, frozenset[str]]] = set()  # arguments by place, by name
+        self.wrappers: list[_Wrapper] = []
 
     def BatchDecodeWithPagedKVCacheWrapper(self, *given: Any, **named: Any) -> "_Decode":
         return _Decode(self, *given, **named)
@@ -41,14 +58,20 @@ class FakeFlashInfer:
         require_int32(owners, positions, *pages)
         own_keys, own_values = check_cache(call["paged_kv_cache"], call["kv_layout"], keys.dtype)
         assert keys.stride(-1) == values.stride(-1) == 1, "rows must be runs"
+        if keys.shape[1] * keys.shape[2] // VECTOR > BLOCK_THREADS:
+            raise RuntimeError("AppendPagedKVCache failed with error: invalid configuration")
         indptr, indices, _ = pages
         size = own_keys.shape[2]
-        places = zip(owners.tolist(), positions.tolist(), strict=True)
-        for token, (owner, position) in enumerate(places):
-            page = int(indices[int(indptr[owner]) + position // size])
-            own_keys[page, :, position % size] = keys[token]
-            own_values[page, :, position % size] = values[token]
-        self.device.watch(owners, positions, *pages)
+
+        def append() -> None:
+            places = zip(owners.tolist(), positions.tolist(), strict=True)
+            for token, (owner, position) in enumerate(places):
+                page = int(indices[int(indptr[owner]) + position // size])
+                own_keys[page, :, position % size] = keys[token]
+                own_values[page, :, position % size] = values[token]
+            self.device.watch(owners, positions, *pages)
+
+        self.device.do(append)
 
     def apply_rope_with_cos_sin_cache_inplace(self, *given: Any, **named: Any) -> None:
         call = self.bind("apply_rope_with_cos_sin_cache_inplace", *given, **named)
@@ -57,24 +80,36 @@ class FakeFlashInfer:
             raise ValueError("cos_sin_cache should be float32")
         assert call["is_neox"] is True, "halves rotate in our models"
         assert table.shape[1] // 2 % 8 == 0, "a half is not made of whole vectors"
-        cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
-        for tensor in (call["query"], call["key"]):
+        turned = (call["query"], call["key"])
+        for tensor in turned:
             require_16_bit(tensor)
-            heads = tensor.view(len(tensor), -1, size)[..., : table.shape[1]]
-            x1, x2 = heads.float().chunk(2, dim=-1)
-            heads.copy_(torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1))
-        self.device.watch(positions, table)
+
+        def rotate() -> None:
+            cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
+            for tensor in turned:
+                heads = tensor.view(len(tensor), -1, size)[..., : table.shape[1]]
+                x1, x2 = heads.float().chunk(2, dim=-1)
+                heads.copy_(torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1))
+            self.device.watch(positions, table)
+
+        self.device.do(rotate)
 
     def silu_and_mul(self, *given: Any, **named: Any) -> torch.Tensor:
         call = self.bind("silu_and_mul", *given, **named)
         gate, up = call["input"].chunk(2, dim=-1)
         require_16_bit(gate)
-        product = torch.nn.functional.silu(gate.float()) * up.float()
+        require_rows(gate)
+        assert gate.shape[-1] % VECTOR == 0, "the second half must begin at a whole vector"
         out = call.get("out")
         if not isinstance(out, torch.Tensor):
-            return product.to(gate.dtype)
-        out.copy_(product)
-        self.device.watch(out)
+            return gated(gate, up).to(gate.dtype)
+
+        def multiply() -> None:
+            out.copy_(gated(gate, up))
+            self.device.watch(out)
+
+        self.device.adopt(out)
+        self.device.do(multiply)
         return out
 
     def rmsnorm(self, *given: Any, **named: Any) -> torch.Tensor:
@@ -85,6 +120,7 @@ class FakeFlashInfer:
         call = self.bind("fused_add_rmsnorm", *given, **named)
         x, residual = call["input"], call["residual"]
         assert x.is_contiguous(), "the result replaces the input"
+        require_rows(x)
         residual.add_(x)
         x.copy_(self._norm(residual, call["weight"], call["eps"]))
 
@@ -114,12 +150,32 @@ class _Wrapper:
         self.settings = library.bind(f"{self.name}.__init__", self, *given, **named)
         workspace = self.settings["float_workspace_buffer"]
         assert workspace.dtype == torch.uint8
-        assert len(workspace) >= WORKSPACE_BYTES
+        self.partial_room, self.plan_room = len(workspace), PLAN_BYTES
+        library.wrappers.append(self)
         assert self.settings["kv_layout"] == "HND"
         assert self.settings["backend"] == "fa2", "FA3 takes minutes to compile"
         self.planned_at = 0
         self.pages: Pages | None = None
         self.call: dict[str, Any] = {}
+
+    def reset_workspace_buffer(self, *given: Any, **named: Any) -> None:
+        call = self.library.bind(f"{self.name}.reset_workspace_buffer", self, *given, **named)
+        partial, plan = call["float_workspace_buffer"], call["int_workspace_buffer"]
+        assert partial.dtype == plan.dtype == torch.uint8
+        assert not self.planned_at, "the plan that was made lies in the buffer before"
+        self.partial_room, self.plan_room = len(partial), len(plan)
+
+    def require_room(self, num_new: list[int], indptr: torch.Tensor) -> None:
+        """For the partial results, and for a plan of some 30 bytes for each row."""
+        num_pages = indptr.diff().tolist()
+        shape, page_size = heads_of(self.call), self.call["page_size"]
+        is_captured = self.settings["use_cuda_graph"] is True
+        wanted = partial_bytes(num_new, num_pages, shape, page_size, is_captured=is_captured)
+        if wanted > self.partial_room:
+            raise RuntimeError(
+                f"Buffer overflow when allocating memory for batch_prefill_tmp_v with size {wanted}"
+            )
+        assert 32 * sum(num_new) <= self.plan_room
 
     def take_plan(self, call: dict[str, Any], host: list[torch.Tensor]) -> None:
         """Its plan goes through pinned memory that the last one's copy may still read."""
@@ -146,13 +202,21 @@ class _Wrapper:
         keys, values = check_cache(call["paged_kv_cache"], "HND", q.dtype)
         shape = (plan["num_kv_heads"], plan["page_size"], plan.get("head_dim_qk", q.shape[2]))
         assert keys.shape[1:] == values.shape[1:] == shape
-        for row, (start, stop) in enumerate(pairwise(starts)):
-            pages, last = _pages_of(self.pages, row)
-            total = (len(pages) - 1) * plan["page_size"] + last
-            own_keys, own_values = (_flat(cache[pages], total) for cache in (keys, values))
-            mixed = _attention(q[start:stop], own_keys, own_values, plan["sm_scale"], is_causal)
-            out[start:stop] = mixed.to(out.dtype)
-        self.device.watch(out, *self.pages)
+        table = self.pages
+
+        def mix() -> None:
+            for row, (start, stop) in enumerate(pairwise(starts)):
+                pages, last = pages_of(table, row)
+                total = (len(pages) - 1) * plan["page_size"] + last
+                own_keys, own_values = (flat(cache[pages], total) for cache in (keys, values))
+                mixed = attention_of(
+                    q[start:stop], own_keys, own_values, plan["sm_scale"], is_causal
+                )
+                out[start:stop] = mixed.to(out.dtype)
+            self.device.watch(out, *table)
+
+        self.device.adopt(out)
+        self.device.do(mix)
 
 
 class _Decode(_Wrapper):
@@ -167,6 +231,7 @@ class _Decode(_Wrapper):
         if self.settings["use_cuda_graph"] is True:
             require_int32(*buffers)
             self.fixed = buffers
+            self.device.adopt(*buffers)
             assert len(buffers[0]) == len(buffers[2]) + 1
 
     def plan(self, *given: Any, **named: Any) -> None:
@@ -174,6 +239,7 @@ class _Decode(_Wrapper):
         pages = (call["indptr"], call["indices"], call["last_page_len"])
         self.take_plan(call, list(pages))
         check_pages(pages, call["page_size"])
+        self.require_room([1] * len(pages[2]), pages[0])
         if self.fixed is None:
             self.pages = (pages[0].clone(), pages[1].clone(), pages[2].clone())
             return
@@ -207,6 +273,7 @@ class _Prefill(_Wrapper):
         assert call["causal"] is True
         self.starts = call["qo_indptr"].tolist()
         assert len(self.starts) == len(indptr)
+        self.require_room(call["qo_indptr"].diff().tolist(), indptr)
         self.pages = (indptr.clone(), indices.clone(), last_page_len.clone())
 
     def run(self, *given: Any, **named: Any) -> torch.Tensor:
@@ -214,65 +281,3 @@ class _Prefill(_Wrapper):
         self.attend(call, self.starts, is_causal=True)
         out: torch.Tensor = call["out"]
         return out
-
-
-def check_cache(
-    cache: object, layout: str, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What append and attention ask of a layer's keys and values."""
-    assert layout == "HND"
-    assert isinstance(cache, tuple), "a list of keys and values is no pair to the library"
-    keys, values = cache
-    assert keys.dtype == values.dtype == dtype
-    if keys.stride() != values.stride():
-        raise ValueError("k/v strides must be identical")
-    assert keys.stride(-1) == 1, "rows must be runs"
-    return keys, values
-
-
-def check_pages(pages: Pages, page_size: int) -> None:
-    indptr, indices, last_page_len = pages
-    assert int(indptr[0]) == 0
-    assert len(indices) == int(indptr[-1])
-    assert bool((indptr.diff() > 0).all()), "every row has a page"
-    assert bool(((last_page_len >= 1) & (last_page_len <= page_size)).all())
-
-
-def require_int32(*tensors: torch.Tensor) -> None:
-    for tensor in tensors:
-        assert tensor.dtype == torch.int32, f"{tensor.dtype} is no index type"
-        assert tensor.is_contiguous()
-
-
-def require_16_bit(tensor: torch.Tensor) -> None:
-    require_16_bit_type(tensor.dtype)
-    assert tensor.stride(-1) == 1, "rows must be runs"
-
-
-def require_16_bit_type(dtype: torch.dtype) -> None:
-    assert dtype in (torch.float16, torch.bfloat16), f"{dtype} is not a kernel's type"
-
-
-def _pages_of(pages: Pages, row: int) -> tuple[torch.Tensor, int]:
-    indptr, indices, last_page_len = pages
-    own = indices[int(indptr[row]) : int(indptr[row + 1])]
-    return own.long(), int(last_page_len[row])
-
-
-def _flat(pages: torch.Tensor, total: int) -> torch.Tensor:
-    """(n, heads, size, D) -> fp32 (heads, total, D)"""
-    return pages.transpose(0, 1).flatten(1, 2)[:, :total].float()
-
-
-def _attention(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, is_causal: bool
-) -> torch.Tensor:
-    num_new, num_heads, _ = q.shape
-    group = num_heads // len(keys)
-    keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
-    scores = q.float().transpose(0, 1) @ keys.transpose(1, 2) * scale  # (H, N, S)
-    if is_causal:
-        past = keys.shape[1] - num_new
-        ahead = torch.ones(scores.shape[1:], dtype=torch.bool).triu_(past + 1)
-        scores = scores.masked_fill(ahead, -torch.inf)
-    return (scores.softmax(dim=-1) @ values).transpose(0, 1)

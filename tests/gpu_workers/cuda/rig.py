@@ -31,8 +31,9 @@ class CudaDriver(Driver):
         num_token_ids: int | None = None,
         max_batch: int = MAX_BATCH,
         flashinfer: type[FakeFlashInfer] = FakeFlashInfer,
+        device: FakeDevice | None = None,
     ) -> None:
-        self.device = FakeDevice()
+        self.device = device or FakeDevice()
         self.flashinfer = flashinfer(self.device)
         self.config = read_config(model_dir)
         head_dim = stored_head_dim(self.config.head_dim)
@@ -54,6 +55,7 @@ class CudaDriver(Driver):
         limits = StepLimits(MAX_CONTEXT, max_batch)
         gpu = Gpu(self.device, self.flashinfer, limits, self.captured.append)
         self.pool = PrivatePool(self.layout)
+        self.device.adopt(self.pool.pool)
         self.executor = build_executor(self.config, spec, self.pool, gpu=gpu)
         self._start(BLOCK_SIZE, self.layout.num_blocks - 1)
 

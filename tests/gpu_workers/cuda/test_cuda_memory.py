@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_workers.cuda_attention import stored_head_dim
+from gpu_workers.cuda_attention import stored_head_dim, workspace_bytes
 from gpu_workers.cuda_engine import Gpu, explaining, open_gpu, reckon_pool, usable, wants_gpu
 from gpu_workers.cuda_memory import (
     MemoryNeeds,
@@ -16,6 +16,7 @@ from gpu_workers.cuda_memory import (
     pool_bytes,
     weight_bytes,
 )
+from gpu_workers.cuda_sampler import SAMPLING_BYTES
 from gpu_workers.cuda_weights import DeviceWeights
 from gpu_workers.errors import ModelError
 from gpu_workers.models.config import ModelConfig, read_config
@@ -90,6 +91,30 @@ def test_a_larger_batch_takes_more_for_graphs_and_logits(config: ModelConfig) ->
     assert small.graphs < large.graphs
     assert small.activations < large.activations
     assert small.weights == large.weights
+
+
+def test_the_rank_that_draws_keeps_the_logits_of_all_ranks(tmp_path: Path) -> None:
+    config = read_config(llama_gqa(tmp_path, vocab_size=4096))
+    drawer, other = (
+        memory_needs(
+            config, config.shard(Parallelism(tp=2), 0, rank), DType.BF16, LIMITS, has_graphs=True
+        )
+        for rank in (0, 1)
+    )
+    gathered = 2 * 64 * 4096 * 2  # the parts, and in order; bytes of 64 rows
+    assert drawer.activations - other.activations == gathered + 64 * 4096 * SAMPLING_BYTES
+    assert drawer.graphs - other.graphs == gathered + 64 * 4096 * 2
+    assert drawer.overhead == other.overhead > NEEDS.overhead  # NCCL's buffers
+
+
+def test_a_large_batch_of_many_heads_needs_larger_workspaces(tmp_path: Path) -> None:
+    shape = {"hidden_size": 64, "num_attention_heads": 64, "num_key_value_heads": 64}
+    config = read_config(llama_gqa(tmp_path, **shape, head_dim=128, num_hidden_layers=1))
+    small, large = (
+        memory_needs(config, config.whole, DType.BF16, StepLimits(64, rows), has_graphs=True)
+        for rows in (64, 512)
+    )
+    assert large.workspaces - small.workspaces > workspace_bytes(64, 64, 128, graph_rows=512)
 
 
 def test_the_pool_is_what_a_share_of_the_memory_leaves() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpu_workers.cuda_sampler import DeviceSampler, with_scores
+from gpu_workers.cuda_sampler import PART_ROWS, DeviceSampler, with_scores
 from gpu_workers.sampler import Draw, Drawn, draw_tokens, prompt_logprobs
 from ipc.vocabulary import SamplingParams
 from tests.gpu_workers.cuda.fake_device import FakeDevice
@@ -79,6 +80,32 @@ def test_draws_of_all_kinds_share_a_step_and_its_rows() -> None:
     draws = [draw(index % 6, **kind) for index, kind in enumerate(kinds)]
     assert ids(on_device(LOGITS, draws)) == ids(draw_tokens(LOGITS, draws, VOCAB))
     assert ids(on_device(LOGITS, draws[::-1])) == ids(draw_tokens(LOGITS, draws[::-1], VOCAB))
+
+
+class Widest(TorchDispatchMode):
+    """Remembers the most rows of fp32 or fp64 that existed over the vocabulary."""
+
+    rows = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, torch.Tensor) and tensor.shape[1:] == (VOCAB,):
+                self.rows = max(self.rows, len(tensor))
+        return made
+
+
+def test_many_draws_are_made_in_parts_that_memory_is_kept_for() -> None:
+    kinds = [kind for name, kind in SETTINGS.items() if name != "greedy"]
+    draws = [draw(i % 6, **{**kinds[i % len(kinds)], "seed": i, "logprobs": 1}) for i in range(150)]
+    with Widest() as widest:
+        drawn = on_device(LOGITS, draws)
+    assert widest.rows == PART_ROWS
+    expected = draw_tokens(LOGITS, draws, VOCAB)
+    assert ids(drawn) == ids(expected)
+    assert [token.logprobs is None for token in drawn] == [False] * len(draws)
 
 
 def test_sixteen_bit_logits_are_drawn_from_alike() -> None:
