@@ -170,7 +170,11 @@ class CudaExchange:
         self._flights.append(_Flight(pull, sources, num_bytes, started_s, fence, carried))
 
     def finished(self) -> list[PullResult]:
-        """Raises CudaError: a copy has failed, and with it this process's use of the device."""
+        """Raises CudaError: the device has failed, and with it this process's use of it."""
+        if not self._flights:
+            # One who waits for work hears of its device only if it asks; and under MPS nobody gets
+            # a new start there before all have heard.
+            self._runtime.synchronize(self._stream)
         self._land()
         results, self._finished = self._finished, []
         return results
