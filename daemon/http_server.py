@@ -1,5 +1,6 @@
 """The HTTP listener: one socket bound early, uvicorn on it, signals left to the daemon."""
 
+import asyncio
 import contextlib
 import errno
 import functools
@@ -11,6 +12,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from daemon.accept_log import AcceptLog
 from daemon.config import DaemonConfig
 from daemon.connection_book import ConnectionBook
 from daemon.errors import AlreadyRunning, ConfigError
@@ -123,6 +125,7 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """asyncio has one number for the kernel's queue and for what it accepts in one go."""
+        asyncio.get_running_loop().set_exception_handler(AcceptLog())
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
