@@ -13,7 +13,7 @@ import socket
 import sys
 from typing import Self
 
-from ipc import channel
+from ipc import channel, journal
 from ipc.channel import PoolDescriptor
 from ipc.messages import WorkerConfig
 
@@ -39,7 +39,7 @@ class WorkerProcess:
                 *("--channel", str(theirs.fileno()), "--parent", str(os.getpid())),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env=compute_environment(config.num_threads),
+                env=compute_environment(config.num_threads) | journal.for_children(),
                 process_group=0,
             )
             undo.pop_all()

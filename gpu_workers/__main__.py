@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] not in COMMANDS:
         sys.stderr.write(__doc__ or "")
         return 64
-    journal.set_up()
+    journal.set_up(journal.inherited_level())
     # Loaded by name: a worker must not wait for the imports that only a conversion needs.
     command = importlib.import_module(COMMANDS[argv[0]])
     return int(command.main(argv[1:]))

@@ -19,6 +19,8 @@ import orjson
 _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 LOG_FORMAT = "DISTSERVE_LOG_FORMAT"
 """The environment's word for the form of lines, which workers inherit from their daemon."""
+LOG_LEVEL = "DISTSERVE_LOG_LEVEL"
+"""And for the least level of which there are lines: their daemon's when they were started."""
 JSON = "json"
 
 _FIELDS = "fields"
@@ -35,6 +37,16 @@ def set_up(level: int = logging.INFO, stream: TextIO | None = None) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level)
+
+
+def for_children() -> dict[str, str]:
+    """What the environment of a child says, so that it logs what we log now."""
+    return {LOG_LEVEL: logging.getLevelName(logging.getLogger().level)}
+
+
+def inherited_level(environment: Mapping[str, str] = os.environ) -> int:
+    """What a parent has said; INFO where it said nothing."""
+    return logging.getLevelNamesMapping().get(environment.get(LOG_LEVEL, ""), logging.INFO)
 
 
 def is_journal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:

@@ -99,3 +99,22 @@ def test_json_is_one_object_a_line_with_the_facts_of_the_record(
     assert "ValueError: first\nsecond" in failed["traceback"]
     assert (plain["logger"], plain["level"]) == ("x", "warning")
     assert plain["message"] == r"client said a\nb\x1b \udc80"
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR])
+def test_a_child_logs_what_its_parent_logs_at_that_moment(level: int) -> None:
+    """Workers once wrote lines of INFO, whatever was configured."""
+    root = logging.getLogger()
+    before = root.level
+    try:
+        root.setLevel(level)
+        assert journal.inherited_level(journal.for_children()) == level
+    finally:
+        root.setLevel(before)
+
+
+@pytest.mark.parametrize("environment", [{}, {journal.LOG_LEVEL: "loud"}])
+def test_where_no_parent_says_anything_of_use_the_level_is_info(
+    environment: dict[str, str],
+) -> None:
+    assert journal.inherited_level(environment) == logging.INFO
