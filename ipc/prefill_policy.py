@@ -234,6 +234,10 @@ class SkipJoin(FirstComeFirstServed[T]):
         self._promote()
         return super().next_chunks(budget=budget, free_blocks=free_blocks, free_places=free_places)
 
+    def advance(self, ticket: Ticket[T], num_new: int) -> None:
+        self._promote()
+        super().advance(ticket, num_new)
+
     def before(self, num_tokens: int) -> list[int]:
         """Those of its level and below, and whoever is promoted before its last chunk; and, as the
         step under way may be one of a longer prompt's, a chunk of such a prompt, or all of it where

@@ -1,0 +1,65 @@
+"""The daemon's copy of a leader's queue: what it counts, and what it forgets."""
+
+import pytest
+
+from daemon.prompt_queue import PromptQueue
+from ipc.prefill_policy import FirstComeFirstServed, SkipJoin
+
+
+def queue(policy: FirstComeFirstServed[int] | None = None, *, keeps: bool = False) -> PromptQueue:
+    in_order = FirstComeFirstServed[int](100)
+    return PromptQueue(in_order if policy is None else policy, block_size=16, keeps=keeps)
+
+
+def test_what_is_left_of_each_prompt_is_counted() -> None:
+    prompts = queue()
+    prompts.add(1, arrival=1, num_tokens=100)
+    prompts.add(2, arrival=2, num_tokens=50)
+    prompts.advance(1, 0)
+    prompts.advance(1, 60)
+    assert (len(prompts), prompts.num_tokens, prompts.left()) == (2, 90, [40, 50])
+    assert prompts.finish(1) == 40
+    assert prompts.finish(1) is None
+    prompts.drop(2)
+    prompts.drop(2)
+    assert (len(prompts), prompts.num_tokens, prompts.left()) == (0, 0, [])
+
+
+def test_news_of_a_prompt_that_has_come_back_change_nothing() -> None:
+    prompts = queue()
+    prompts.add(1, arrival=1, num_tokens=100)
+    prompts.drop(1)
+    prompts.advance(1, 0)
+    prompts.advance(1, 30)
+    assert prompts.num_tokens == 0
+
+
+def test_the_blocks_of_choices_that_decode_there_are_needed_from_the_beginning() -> None:
+    for keeps, num_blocks in ((False, 2), (True, 4)):
+        prompts = queue(keeps=keeps)
+        prompts.add(1, arrival=1, num_tokens=17, num_choices=3)
+        assert prompts.blocks_to_go_on == num_blocks
+
+
+def test_an_older_request_that_is_prefilled_again_has_its_old_place() -> None:
+    prompts = queue()
+    prompts.add(7, arrival=5, num_tokens=160)
+    prompts.add(8, arrival=2, num_tokens=16)
+    assert prompts.blocks_to_go_on == 1
+
+
+@pytest.mark.parametrize("policy", [FirstComeFirstServed[int](10), SkipJoin[int](10)])
+def test_a_queue_that_nobody_asks_remembers_nothing_of_those_that_are_gone(
+    policy: FirstComeFirstServed[int],
+) -> None:
+    prompts = queue(policy)
+    for number in range(3000):
+        prompts.add(number, arrival=number, num_tokens=45)
+        prompts.advance(number, 0)
+        prompts.advance(number, 30)
+        if number % 3:
+            prompts.finish(number)
+        else:
+            prompts.drop(number)
+    assert len(prompts) == len(policy) == 0
+    assert len(getattr(policy, "_due", ())) < 100
