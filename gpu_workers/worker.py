@@ -18,6 +18,7 @@ import torch
 
 from gpu_workers import lifeline
 from gpu_workers.collectives import CollectivesFailed
+from gpu_workers.device_watch import DeviceWatch
 from gpu_workers.errors import ModelError
 from gpu_workers.follower import Follower, Peers
 from gpu_workers.group import GroupExchange, GroupExecutor, GroupLink, drawer, ranks
@@ -86,8 +87,9 @@ class Worker:
             except (GroupBroken, CollectivesFailed) as error:
                 logger.error("%s ends with its instance: %s", self._config.name, error)
                 return EXIT_GROUP
-            except CudaError as error:
-                logger.error("%s ends: its device failed: %s", self._config.name, error)
+            except (CudaError, torch.AcceleratorError, torch.OutOfMemoryError) as error:
+                reason = str(error).splitlines()[0]  # torch adds advice for its own developers
+                logger.error("%s ends: its device failed: %s", self._config.name, reason)
                 return EXIT_DEVICE
             except WireError as error:
                 logger.error("%s ends: its link to the daemon broke: %s", self._config.name, error)
@@ -120,7 +122,7 @@ class Worker:
                 group,
                 GroupExchange(engine.exchange, bus, parallelism.num_workers),
                 self._mapping_into(engine.exchange),
-                max_in_flight=parallelism.pp,
+                max_in_flight=parallelism.pp * engine.executor.max_in_flight,
                 is_done=group.is_done,
                 hidden_bytes=lambda: engine.sent_bytes,
                 pull_path=lambda: engine.exchange.pull_path,
@@ -129,7 +131,12 @@ class Worker:
 
     def _follow(self, feed: FollowerBus) -> None:
         name, parallelism = self._config.name, self._config.parallelism
+        draws = name == drawer(name.instance, parallelism)
         engine = self._build()
+        device, ends = None, list[socket.socket]()
+        if draws and engine.is_on_gpu:
+            device = self._undo.enter_context(closing(DeviceWatch(engine.executor.mark)))
+            ends.append(device.waitable)
         with self._ready(engine):
             Follower(
                 self._link,
@@ -137,8 +144,9 @@ class Worker:
                 engine.executor,
                 engine.exchange,
                 Peers(engine.exchange, self._take_descriptor),
-                wait=Waiting([self._link.waitable, *feed.waitables]),
-                draws=name == drawer(name.instance, parallelism),
+                wait=Waiting([self._link.waitable, *feed.waitables, *ends]),
+                draws=draws,
+                device=device,
             ).run()
 
     def _build(self) -> WorkerEngine:
