@@ -251,9 +251,10 @@ def _serve_parser() -> argparse.ArgumentParser:
            type=float)  # fmt: skip
     option("max-retries", "how often what a failed worker had of a request is done again", type=int)
     option("threads-per-worker", "compute threads (default: an equal share of the cores)", type=int)
-    option("devices", "cores of each device, such as 0-3,4-7: workers are pinned to them, and "
-           "no other daemon may have them (default: all cores in equal shares)",
-           type=_words, metavar="CORES,...")  # fmt: skip
+    option("devices", "cores of each device, such as 0-3,4-7: workers are pinned to them (default: "
+           "all cores in equal shares); or GPUs by number, range or UUID, such as 0-3 or "
+           "GPU-8932f937; no other daemon may have them",
+           type=_words, metavar="NAME,...")  # fmt: skip
     option("drain-s", "seconds that running requests get at the end", type=float)
     option("quarantine-deaths", "deaths of workers within 10 minutes after which a device is "
            "left alone while the others can serve; 0: never", type=int)  # fmt: skip

@@ -259,7 +259,7 @@ def _troubles(config: DaemonConfig) -> Iterator[str]:
     if config.admission == SLO and config.ttft is None:
         yield "admission = slo needs a target for the time to first token: set ttft"
     try:
-        read_devices(config.devices)
+        read_devices(config.devices, config.device)
     except ConfigError as error:
         yield str(error)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from daemon.config import DaemonConfig
+from daemon.devices import NVIDIA_DRIVER, read_devices
 from daemon.errors import ConfigError
 from daemon.model_sizes import ModelOutline
 from daemon.placement import devices_in_use, own_node
@@ -23,8 +24,6 @@ from ipc.sharding import refusal, stage_layers
 from ipc.vocabulary import DeviceKind, InstanceSpec, Placement, Role
 
 logger = logging.getLogger(__name__)
-
-NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
 
 def check_placement(config: DaemonConfig, placement: Placement, outline: ModelOutline) -> None:
@@ -36,10 +35,12 @@ def check_placement(config: DaemonConfig, placement: Placement, outline: ModelOu
     if not computes_on_gpus(config):  # else pools and weights are not in the machine's memory
         check_memory(config, placement, outline, num_bytes=usable_memory())
     devices = devices_in_use(placement, own_node(config, placement))
-    if config.devices and devices and devices[-1] >= len(config.devices):
+    named = read_devices(config.devices, config.device)
+    may_share = bool(named.gpus) and config.share_gpus
+    if len(named) and devices and devices[-1] >= len(named) and not may_share:
         raise ConfigError(
-            f"devices: {len(config.devices)} are named, and the placement needs number "
-            f"{devices[-1]} (they are counted from 0)"
+            f"devices: {len(named)} are named, and the placement needs number {devices[-1]} "
+            "(they are counted from 0)"
         )
     num_cores, num_workers = len(os.sched_getaffinity(0)), len(devices)
     if num_workers > num_cores:

@@ -78,7 +78,7 @@ def run(config: DaemonConfig, read: Callable[[], DaemonConfig]) -> None:
             http_server.check_listener(listener, config)
             notifier = stack.enter_context(Notifier.from_environment())
             run_dir = stack.enter_context(own_run_dir(config))
-            stack.enter_context(devices.held(devices.read_devices(config.devices)))
+            stack.enter_context(devices.held(devices.read_devices(config.devices, config.device)))
             if config.placement == AUTO:
                 notifier.extend(config.start_timeout_s, "searching a placement")
                 config = planning.searched(config, run_dir.path)

@@ -29,7 +29,7 @@ class WorkerConfigs:
     ) -> None:
         self._config = config
         self._node = own_node(config, placement)
-        self._cores = read_devices(config.devices)
+        self._named = read_devices(config.devices, config.device)
         self.adopt(placement)
         self._endpoint = endpoint
         self._meeting_points = meeting_points
@@ -62,6 +62,7 @@ class WorkerConfigs:
         device = spec.segments[name.stage].devices[name.tp_rank]
         is_here = spec.node_of(name) == self._node  # else its host says
         cores, num_threads = self._cpu_share(device) if is_here else ((), 1)
+        own_device, visible_gpus = self._named.seen_by(device) if is_here else (device, ())
         meeting, limits = self._meeting_points.of(spec, epoch), self.limits_of(spec)
         return WorkerConfig(
             name=name,
@@ -72,7 +73,8 @@ class WorkerConfigs:
             model_dir=str(config.model_dir.resolve()),
             dtype=config.dtype,
             load_format=config.load_format,
-            device=device,
+            device=own_device,
+            visible_gpus=visible_gpus,
             device_kind=config.device,
             gpu_memory_utilization=config.gpu_memory_utilization,
             share_gpus=config.share_gpus,
@@ -95,10 +97,13 @@ class WorkerConfigs:
     def settled(self, config: WorkerConfig) -> WorkerConfig:
         """Of another home's worker, with what depends on this machine."""
         cores, num_threads = self._cpu_share(config.device)
+        own_device, visible_gpus = self._named.seen_by(config.device)
         return msgspec.structs.replace(
             config,
             endpoint=self._endpoint,
             model_dir=str(self._config.model_dir.resolve()),
+            device=own_device,
+            visible_gpus=visible_gpus,
             device_kind=self._config.device,
             gpu_memory_utilization=self._config.gpu_memory_utilization,
             share_gpus=self._config.share_gpus,
@@ -112,8 +117,8 @@ class WorkerConfigs:
 
     def _cpu_share(self, device: int) -> tuple[tuple[int, ...], int]:
         """(cores to be pinned to, threads) of one worker: as configured, else see `cpu_share`."""
-        if self._cores:
-            cores = self._cores[device]
+        if self._named.cores:
+            cores = self._named.cores[device]
             return cores, self._config.threads_per_worker or len(cores)
         return cpu_share(
             sorted(os.sched_getaffinity(0)),

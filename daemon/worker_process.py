@@ -39,7 +39,9 @@ class WorkerProcess:
                 *("--channel", str(theirs.fileno()), "--parent", str(os.getpid())),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env=compute_environment(config.num_threads) | journal.for_children(),
+                env=compute_environment(config.num_threads)
+                | gpu_environment(config)
+                | journal.for_children(),
                 process_group=0,
             )
             undo.pop_all()
@@ -89,6 +91,13 @@ class WorkerProcess:
         if self.pool_descriptor is not None:
             os.close(self.pool_descriptor)
             self.pool_descriptor = None
+
+
+def gpu_environment(config: WorkerConfig) -> dict[str, str]:
+    """Before CUDA is loaded: it counts what is named here, in this order."""
+    if not config.visible_gpus:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(config.visible_gpus)}
 
 
 def compute_environment(num_threads: int) -> dict[str, str]:

@@ -58,6 +58,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     device_kind: DeviceKind = DeviceKind.AUTO
     gpu_memory_utilization: float | None = None
     share_gpus: bool = False
+    # By UUID, all that the process is to see, where `device` is a place among them; empty: as the
+    # daemon sees them.
+    visible_gpus: tuple[str, ...] = ()
     cpu_cores: tuple[int, ...] = ()
     num_threads: int = 1
     kv_bytes: int
