@@ -67,6 +67,7 @@ class Executor:
         self._runner = runner or EagerRunner(model, kernels, self.num_token_ids)
         self._collectives = collectives or Alone()
         block_size = exchange.pool.shape[4]
+        self._await_undrawn: Callable[[], None] = lambda: None
         self._table = SequenceTable(block_size=block_size, max_tokens=max_context_tokens)
 
     @property
@@ -100,6 +101,10 @@ class Executor:
             self.exchange.unmap_instance(instance, epoch)
         self._table.apply(plan)
         self._copy_blocks(plan.copies)
+        if plan.pulls:
+            # A step has ended when the rank that draws has collected it. Where nothing is drawn,
+            # the other ranks of its stage may be behind, and pulls are not in their stream's order.
+            self._await_undrawn()
         for pull in plan.pulls:
             self.exchange.begin(pull)
         return Launched(plan.step_id, self._run(plan.rows) if plan.rows else tuple)
@@ -140,10 +145,15 @@ class Executor:
         drawing = [row for row in batch.rows if row.draws]
         scored = self._score_prompts(batch, hidden[len(drawing) :])
         draw = self._draw(drawing, hidden[: len(drawing)])
+        if not drawing:
+            self._await_undrawn = self._runner.mark()
         if not self.is_drawer:
             return tuple
+        end = self._await_undrawn
 
         def finish() -> tuple[RowResult, ...]:
+            if not drawing:  # nothing comes back by which its end could be told
+                end()
             for row, scores in scored:
                 row.sequence.prompt_logprobs += scores()
             drawn = iter(draw())

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpu_workers.collectives import Collectives
@@ -14,10 +15,12 @@ from gpu_workers.cuda_memory import StepLimits
 from gpu_workers.engine import EngineSpec, PrivatePool, build_executor, pool_layout
 from gpu_workers.executor import Executor
 from gpu_workers.models.config import read_config
+from gpu_workers.step_plan import DrawnToken, StepPlan, StepResult
 from ipc.sharding import Shard
 from ipc.vocabulary import DType, Parallelism
 from tests.gpu_workers.cuda.fake_device import FakeDevice
 from tests.gpu_workers.cuda.fake_flashinfer import FakeFlashInfer
+from tests.gpu_workers.cuda.played_instance import PlayedRanks, played
 from tests.gpu_workers.divisible import divisible
 from tests.gpu_workers.driving import MAX_CONTEXT, Driver, greedy
 from tests.gpu_workers.group_driver import Group, GroupDriver, shape_name, workers
@@ -92,3 +95,41 @@ def test_an_instance_of_any_shape_draws_what_one_cpu_draws(
     with driving(model_dir, shape) as driver:
         assert together(driver) == expected
         assert {rank.max_in_flight for rank in driver.group.ranks} == {1}
+
+
+class PlayedDriver(GroupDriver):
+    """Plays the leader of GPUs that talk by NCCL."""
+
+    def launch_all(self, ranks: PlayedRanks) -> None:
+        group: Any = TellingGroup(ranks)
+        self.group = self.executor = group
+
+
+class TellingGroup:
+    """Tells with each plan what was drawn since the last, as a scheduler does."""
+
+    def __init__(self, ranks: PlayedRanks) -> None:
+        self._ranks = ranks
+        self._drawn: tuple[DrawnToken, ...] = ()
+
+    def launch(self, plan: StepPlan) -> Any:
+        plan, self._drawn = msgspec.structs.replace(plan, drawn=self._drawn), ()
+        return self._ranks.launch(plan)
+
+    def collect(self, launched: Any) -> StepResult:
+        result = self._ranks.collect(launched)
+        self._drawn += tuple(DrawnToken(r.sequence, r.token_ids[0]) for r in result.rows)
+        return result
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=shape_name)
+def test_with_a_gpu_each_it_draws_the_same_and_its_decode_steps_are_graphs(
+    model_dir: Path, shape: Parallelism, expected: list[list[int]]
+) -> None:
+    with played(model_dir, shape) as ranks:
+        driver = PlayedDriver(model_dir, dtype=DType.FP16)
+        driver.launch_all(ranks)
+        assert together(driver) == expected
+        ranks.settle()
+        assert [rank.device.num_replays for rank in ranks.ranks] == [4] * shape.num_workers
+        assert ranks.max_in_flight == (2 if shape.pp == 1 else 1)
