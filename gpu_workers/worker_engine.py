@@ -120,7 +120,10 @@ class WorkerEngine:
         if config.share_gpus:
             index %= max(1, torch.cuda.device_count())
         gpu = open_gpu(index, config.dtype, limits, self._report_capture)
-        weights = self._held_weights(gpu) if config.share_gpus else None
+        met = weights = None
+        if config.share_gpus:
+            # First: for one rank held weights may be there, for another they take minutes.
+            met, weights = self._meet(gpu), self._held_weights(gpu)
         plan = reckon_pool(
             gpu,
             self._model,
@@ -134,7 +137,7 @@ class WorkerEngine:
             whole = self._pool_layout(plan)
             self.layout = usable(whole)
             self.exchange = exchange_on(gpu.device.torch_device, whole, str(config.name))
-            self.executor = self._join(gpu, weights)
+            self.executor = self._join(gpu, met, weights)
 
     def _pool_layout(self, plan: MemoryPlan | None = None) -> RankLayout:
         config = self._config
@@ -169,13 +172,18 @@ class WorkerEngine:
             logger.warning("weights are loaded for this worker alone: %s", error)
             return None
 
-    def _join(self, gpu: Gpu | None, weights: WeightSource | None = None) -> Executor:
+    def _join(
+        self,
+        gpu: Gpu | None,
+        met: Collectives | None = None,
+        weights: WeightSource | None = None,
+    ) -> Executor:
         """Weights, kernels and the other ranks, around our pool."""
         return build_executor(
             self._model,
             self._spec,
             self.exchange,
-            collectives=self._meet(gpu),
+            collectives=met or self._meet(gpu),
             progress=self._report_weights,
             gpu=gpu,
             weights=weights,

@@ -29,13 +29,15 @@ from tests.gpu_workers.cuda.fake_flashinfer import FakeFlashInfer
 from tests.gpu_workers.cuda_exchange.fake_cudart import FakeCudart
 from tests.gpu_workers.cuda_exchange.test_weight_holder import holders
 
+ALONE = Parallelism(1, 1)
+
 
 def config(model_dir: Path, *, shares: bool) -> WorkerConfig:
     return WorkerConfig(
         name=WorkerName("decode-0"),
         epoch=1,
         role=Role.DECODE,
-        parallelism=Parallelism(1, 1),
+        parallelism=ALONE,
         endpoint="",
         model_dir=str(model_dir),
         dtype=DType.BF16,
@@ -84,7 +86,9 @@ def test_a_gpu_that_does_not_open_is_told_in_one_line() -> None:
         usable_gpu(0, load_runtime=lambda: None, open_gpu=refuse)
 
 
-def engine(model_dir: Path, run_dir: Path, device: FakeDevice) -> WorkerEngine:
+def engine(
+    model_dir: Path, run_dir: Path, device: FakeDevice, shape: Parallelism = ALONE
+) -> WorkerEngine:
     """A worker's engine on a played GPU."""
     memory = DeviceMemory(CudaRuntime(FakeCudart()))
 
@@ -96,7 +100,7 @@ def engine(model_dir: Path, run_dir: Path, device: FakeDevice) -> WorkerEngine:
         return Gpu(device, FakeFlashInfer(device), limits)
 
     asked = config(model_dir, shares=True)
-    asked = msgspec.structs.replace(asked, endpoint=f"ipc://{run_dir}/workers")
+    asked = msgspec.structs.replace(asked, endpoint=f"ipc://{run_dir}/workers", parallelism=shape)
     return WorkerEngine(asked, lambda event: None, open_gpu=open_gpu, exchange_on=exchange_on)
 
 
@@ -117,6 +121,32 @@ def test_workers_that_share_a_gpu_pay_for_one_copy_of_the_weights(
     finally:
         for holder in holders(tmp_path):
             os.kill(holder, signal.SIGKILL)
+
+
+def test_ranks_meet_before_they_wait_for_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights may be held for the one and take the other longer than a meeting's bound."""
+    done: list[str] = []
+
+    class Met:
+        def close(self) -> None:
+            pass
+
+    def meet(*_: object, **__: object) -> Met:
+        done.append("met")
+        return Met()
+
+    def hold(*_: object, **__: object) -> None:
+        done.append("weights")
+        raise ModelError("as far as this goes")
+
+    monkeypatch.setattr(worker_engine, "join_gpus", meet)
+    monkeypatch.setattr(worker_engine, "held_weights", hold)
+    monkeypatch.setattr(worker_engine, "gpu_of", lambda device: Place(0, ("GPU-a",)))
+    with pytest.raises(ModelError, match="as far as this goes"):
+        engine(llama_gqa(tmp_path / "model"), tmp_path, FakeDevice(), Parallelism(2, 1))
+    assert done == ["met", "weights"]
 
 
 def test_where_no_holder_comes_up_a_worker_loads_for_itself(
