@@ -28,6 +28,8 @@ class WorkerConfigs:
         num_token_ids: int,
     ) -> None:
         self._config = config
+        # Where links to it are moved to another version while we run, all workers keep this one.
+        self._model_dir = str(config.model_dir.resolve())
         self._node = own_node(config, placement)
         self._named = read_devices(config.devices, config.device)
         self.adopt(placement)
@@ -70,7 +72,7 @@ class WorkerConfigs:
             role=spec.role,
             parallelism=spec.parallelism,
             endpoint=self._endpoint,
-            model_dir=str(config.model_dir.resolve()),
+            model_dir=self._model_dir,
             dtype=config.dtype,
             load_format=config.load_format,
             device=own_device,
@@ -101,7 +103,7 @@ class WorkerConfigs:
         return msgspec.structs.replace(
             config,
             endpoint=self._endpoint,
-            model_dir=str(self._config.model_dir.resolve()),
+            model_dir=self._model_dir,
             device=own_device,
             visible_gpus=visible_gpus,
             device_kind=self._config.device,

@@ -57,3 +57,24 @@ def test_a_worker_has_the_cores_of_its_device_and_a_thread_for_each(
     made = [configs.of(spec, 1, WorkerName(spec.name)) for spec in placement.instances]
     assert [each.cpu_cores for each in made] == [(core,) for core in reversed(cores)]
     assert [each.num_threads for each in made] == [threads or 1] * len(cores)
+
+
+def test_all_workers_keep_the_model_that_the_daemon_started_with(tmp_path: Path) -> None:
+    """Keys and values of another version would be decoded with this one's weights."""
+    current = tmp_path / "current"
+    current.symlink_to(tmp_path / "v1")
+    config = DaemonConfig(mixed=1, prefill=0, decode=0, model_dir=current)
+    placement = counted_out(config)
+    configs = WorkerConfigs(
+        config,
+        placement,
+        endpoint="ipc://here",
+        meeting_points=MeetingPoints(tmp_path, "127.0.0.1"),
+        max_context_tokens=64,
+        num_token_ids=256,
+    )
+    current.unlink()
+    current.symlink_to(tmp_path / "v2")
+    (spec,) = placement.instances
+    later = configs.of(spec, 2, WorkerName(spec.name))
+    assert later.model_dir == configs.settled(later).model_dir == str(tmp_path / "v1")
