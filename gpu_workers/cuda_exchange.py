@@ -10,6 +10,7 @@ can read a pool, its owner puts blocks into memory of the host for us, and so do
 import logging
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -96,6 +97,7 @@ class CudaExchange:
         self._own = memory.allocate(layout.pool_bytes, gpu.uuid, must_share=False)
         door, self.descriptor = kv_bounce.make_door(document_of(self._own.handle))
         self._porter = Porter(self._runtime, self._own, door, label)
+        weakref.finalize(self, self._porter.dismiss)  # nobody may have closed us
         self._pool = self._view(self._own.address, layout, device)
         self._stream = self._runtime.make_stream()
         self._pairing = Pairing(memory, gpu, self._stream, batch_below=batch_below)

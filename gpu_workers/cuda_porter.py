@@ -41,9 +41,13 @@ class Porter:
 
     def close(self) -> None:
         """Part from all guests, in the middle of what they asked for if need be."""
+        self.dismiss()
+        self._thread.join()
+
+    def dismiss(self) -> None:
+        """The same, but do not wait for it."""
         with suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
 
     def _run(self) -> None:
         try:

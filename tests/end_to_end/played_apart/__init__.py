@@ -1,0 +1,1 @@
+"""A directory for PYTHONPATH: played GPUs, none of which can read another's memory."""
