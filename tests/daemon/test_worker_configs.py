@@ -63,7 +63,7 @@ def test_all_workers_keep_the_model_that_the_daemon_started_with(tmp_path: Path)
     """Keys and values of another version would be decoded with this one's weights."""
     current = tmp_path / "current"
     current.symlink_to(tmp_path / "v1")
-    config = DaemonConfig(mixed=1, prefill=0, decode=0, model_dir=current)
+    config = DaemonConfig(mixed=1, prefill=0, decode=0, model=current)
     placement = counted_out(config)
     configs = WorkerConfigs(
         config,
