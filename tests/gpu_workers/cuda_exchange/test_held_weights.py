@@ -25,8 +25,9 @@ from gpu_workers.weights import Cut, DummyWeights
 from ipc.cuda_runtime import CudaRuntime
 from ipc.kv_cuda import DeviceMemory
 from ipc.kv_layout import Span
+from ipc.kv_shm import PoolUnavailable
 from tests.gpu_workers.checkpoints import llama_gqa, opt_pre_norm
-from tests.gpu_workers.cuda_exchange.fake_cudart import FakeCudart
+from tests.gpu_workers.cuda_exchange.fake_cudart import OUT_OF_MEMORY, FakeCudart
 from tests.gpu_workers.cuda_exchange.test_weight_holder import order_of
 
 SHAPES = {"a": (4, 6), "b": (2, 6), "norm": (6,)}
@@ -105,6 +106,16 @@ def test_weights_on_a_gpu_are_opened_by_ipc_from_another_process() -> None:
     found = HeldWeights(recorder.contents, memory, torch.float32).take("a")
     assert torch.equal(found, kept)
     assert found.data_ptr() != kept.data_ptr()
+
+
+def test_weights_that_a_gpu_has_no_room_for_are_told_as_weights() -> None:
+    library = FakeCudart()
+    segments = GpuSegments(
+        DeviceMemory(CudaRuntime(library)), Gpu(0, ("GPU-a",)), torch.device("cpu")
+    )
+    library.fails["cudaMalloc"] = OUT_OF_MEMORY
+    with pytest.raises(PoolUnavailable, match=r"^the weights of 1.00 GiB cannot be had on GPU 0: "):
+        segments.make(1 << 30)
 
 
 def test_what_is_held_is_what_a_worker_would_load(tmp_path: Path) -> None:
