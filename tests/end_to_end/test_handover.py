@@ -232,7 +232,7 @@ def test_counts_add_up_over_deaths_departures_and_refusals_D8_D10_D11(
 ) -> None:
     town = Town(tokenizer, DISAGGREGATED, max_queued=12)
     for i in range(12):
-        town.ask(spec([i, 2, 3], max_tokens=10))
+        town.ask(spec([i, 2, 3], max_tokens=30))
     with pytest.raises(QueueFull):
         town.ask(spec(PROMPT))
     while not all(client.deltas for client in town.clients):
