@@ -9,7 +9,7 @@ import pytest
 
 from gpu_workers import follower as follower_module
 from gpu_workers.collectives import CollectivesFailed
-from gpu_workers.follower import Follower, Peers
+from gpu_workers.follower import Follower, Peers, StepWatch
 from gpu_workers.plan_bus import GroupBroken
 from gpu_workers.step_plan import (
     NewBlocks,
@@ -89,6 +89,7 @@ class Bench:
         draws: bool = False,
         exchange: Any = None,
         together: bool = False,
+        device: StepWatch | None = None,
     ) -> None:
         """Plans come one at a time, or all `together`."""
         self.exchange: Any = exchange or MappingExchange()
@@ -104,16 +105,17 @@ class Bench:
             Peers(self.exchange, lambda peer: os.open(os.devnull, os.O_RDONLY)),
             wait=self.waits.append,
             draws=draws,
+            device=device,
         )
 
 
-def prompt_plan(step_id: int = 1) -> StepPlan:
+def prompt_plan(step_id: int = 1, sequence: int = 1) -> StepPlan:
     sampling = SamplingParams(max_tokens=4, seed=0)
     return StepPlan(
         step_id=step_id,
-        added=(NewSequence(1, (0,), (5, 6, 7), (), 0, sampling),),
-        blocks=(NewBlocks(1, (0,)),),
-        rows=(Row(1, 3, True),),
+        added=(NewSequence(sequence, (0,), (5, 6, 7), (), 0, sampling),),
+        blocks=(NewBlocks(sequence, (sequence,)),),
+        rows=(Row(sequence, 3, True),),
     )
 
 
@@ -129,6 +131,40 @@ def test_only_the_drawing_rank_reports_steps_and_only_those_with_rows(draws: boo
     bench = Bench(prompt_plan(), StepPlan(step_id=2, removed=(1,)), draws=draws)
     bench.follower.run()
     assert [r.step_id for r in bench.feed.reports if isinstance(r, StepResult)] == [1] * draws
+
+
+class BusyDevice:
+    """Comes to the first mark only when there are so many."""
+
+    def __init__(self, num_marks: int) -> None:
+        self.num_marks = num_marks
+        self.marks: list[bool] = []  # whether each was told of
+
+    def mark(self) -> None:
+        self.marks.append(False)
+
+    def passed(self) -> int:
+        if len(self.marks) < self.num_marks:
+            return 0
+        told, self.marks = self.marks.count(False), [True] * len(self.marks)
+        return told
+
+
+def test_a_step_that_the_device_is_at_keeps_none_from_being_launched_and_is_reported_later() -> (
+    None
+):
+    plans = [prompt_plan(1, 1), StepPlan(step_id=2, removed=(1,)), prompt_plan(3, 2)]
+    bench = Bench(*plans, draws=True, device=BusyDevice(2))
+    collect, launched_before = bench.executor.collect, list[int]()
+
+    def note(launched: StepResult) -> StepResult:
+        launched_before.append(len(bench.executor.plans))
+        return collect(launched)
+
+    bench.executor.collect = note
+    bench.follower.run()
+    assert [r.step_id for r in bench.feed.reports if isinstance(r, StepResult)] == [1, 3]
+    assert launched_before == [3, 3]
 
 
 def test_a_plan_may_come_before_the_peer_it_pulls_from_is_introduced() -> None:

@@ -35,8 +35,12 @@ class Choice:
     is_aborted: bool = False
     is_over: bool = False
 
-    def expected(self, cpu: Driver) -> list[int]:
-        """Alone on a CPU, to its end."""
+    def is_right(self, cpu: Driver) -> bool:
+        """Whether it got what one CPU draws for it, to the end unless it left before."""
+        expected = self._alone(cpu)
+        return self.drawn == (expected[: len(self.drawn)] if self.is_aborted else expected)
+
+    def _alone(self, cpu: Driver) -> list[int]:
         sequence = cpu.add(self.prompt, self.sampling, choices=(self.choice,))
         drawn = [*cpu.prefill(sequence, len(self.prompt)).token_ids]
         ends = self.sampling.end_token_ids

@@ -32,13 +32,17 @@ class PlayedGpu(FakeDevice):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.num_captured_calls = 0
+        self.num_captured_calls = self.num_downloads = 0
         self._graphs: list[weakref.ref[FakeGraph]] = []
 
     def capture(self, run: Callable[[], None]) -> FakeGraph:
         graph = super().capture(run)
         self._graphs.append(weakref.ref(graph))
         return graph
+
+    def download(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        self.num_downloads += 1
+        super().download(source, target)
 
     @property
     def num_graphs(self) -> int:

@@ -1,5 +1,6 @@
 """Collectives of GPU workers, by groups with NCCL's face: gloo's, on the host."""
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import torch
 
 from gpu_workers import nccl_collectives
 from gpu_workers.collectives import CollectivesFailed
+from gpu_workers.gloo_collectives import GlooCollectives
 from gpu_workers.nccl_collectives import NcclCollectives, StagedCollectives, join_gpus
 from gpu_workers.rendezvous import LOOPBACK, distributed, meet_at
 from ipc.sharding import Shard
@@ -55,6 +57,52 @@ def test_sums_are_made_in_place_on_every_rank_and_gathers_are_the_first_ones(
     assert all(is_same and torch.equal(s, torch.full((3, 2), 3.0)) for is_same, s, _ in results)
     assert torch.equal(results[0][2], torch.tensor([1.0, 1, 2, 2]).expand(3, 4))
     assert results[1][2] is None
+
+
+def test_what_the_first_rank_has_comes_to_all_of_its_stage(tmp_path: Path) -> None:
+    def act(rank: NcclCollectives) -> list[int]:
+        tokens = torch.tensor([7, 8, 9]) if rank.tp_rank == 0 else torch.zeros(3, dtype=torch.int64)
+        rank.broadcast(tokens)
+        return tokens.tolist()
+
+    with met(tmp_path, 2, 2) as run:
+        assert run(act) == [[7, 8, 9]] * 4
+
+
+def test_ranks_go_on_together_when_the_last_of_them_is_there(tmp_path: Path) -> None:
+    has_come: list[int] = []
+    may_come = threading.Event()
+
+    def act(rank: NcclCollectives) -> list[int]:
+        if rank.tp_rank == 0:
+            may_come.set()
+        else:
+            may_come.wait(15.0)
+            has_come.append(rank.tp_rank)
+        rank.assemble()
+        return list(has_come)
+
+    with met(tmp_path, 2, 1) as run:
+        assert run(act) == [[1], [1]]
+
+
+def test_what_holds_calls_of_a_group_is_closed_before_the_group(tmp_path: Path) -> None:
+    closed: list[bool] = []
+
+    def act(rank: NcclCollectives) -> None:
+        rank.close_before(lambda: closed.append(rank._groups is not None))
+        rank.close()
+
+    with met(tmp_path, 2, 1) as run:
+        run(act)
+    assert closed == [True, True]
+
+
+def test_only_ranks_that_the_host_does_not_help_are_on_the_device(tmp_path: Path) -> None:
+    with met(tmp_path, 2, 1) as run:
+        assert all(run(lambda rank: rank.on_device is rank))
+    assert StagedCollectives.on_device is None
+    assert GlooCollectives.on_device is None
 
 
 def test_no_rows_are_no_call(tmp_path: Path) -> None:
