@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from ipc.vocabulary import DType
+from ipc.vocabulary import DeviceKind, DType
 
 TABLE_VERSION = 2
 SATURATION = 0.9
@@ -71,12 +71,16 @@ class ProfileTable(msgspec.Struct, frozen=True, kw_only=True):
     where it was not measured. `spread` is the relative standard deviation of repeated
     steps; `waited` is the share of the time in which other programs had the core, which is no part
     of the figures but says how quiet the machine was. Of several workers it is the leader's, and
-    part of the figures: threads of their own collectives take turns with the arithmetic.
+    part of the figures: threads of their own collectives take turns with the arithmetic. Of steps
+    on a GPU it is part of the figures, too, and decode steps there are at the distance at which a
+    service runs them, where it has several under way at a time. `pull_path` is the way of the
+    pulls: `memory` on CPU; within one GPU, between two, or through the host.
     """
 
     version: int = TABLE_VERSION
     model: str
     device: str
+    device_kind: DeviceKind = DeviceKind.CPU
     kernels: str
     dtype: DType
     tp: Count = 1
@@ -92,3 +96,4 @@ class ProfileTable(msgspec.Struct, frozen=True, kw_only=True):
     slowest_stage: StageShares | None = None
     spread: float = 0.0
     waited: float = 0.0
+    pull_path: str = ""

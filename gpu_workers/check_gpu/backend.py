@@ -4,9 +4,10 @@ A stage knows devices by this seam alone, so the whole check runs on a CPU too, 
 own plumbing; tests put faulty devices here.
 """
 
+import os
 import sys
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -14,11 +15,21 @@ from gpu_workers.cpu_exchange import CpuExchange
 from gpu_workers.engine import EngineSpec, build_executor, build_kernels, pool_layout
 from gpu_workers.executor import Executor
 from gpu_workers.kernels import Kernels
-from gpu_workers.kv_exchange import OwnExchange
+from gpu_workers.kv_exchange import KVExchange, OwnExchange
 from gpu_workers.models.config import ModelConfig, read_config
 from ipc.kv_layout import RankLayout
 from ipc.messages import LoadFormat
 from ipc.vocabulary import DType
+
+
+class Module(NamedTuple):
+    """A library that is compiled for the device.
+
+    `load` gives how it came to be there: compiled ahead, or now.
+    """
+
+    name: str
+    load: Callable[[], str]
 
 
 class Backend(Protocol):
@@ -38,14 +49,37 @@ class Backend(Protocol):
         """Starts a process that has pools on the same device, see `exporter`."""
         ...
 
+    @property
+    def num_spare_blocks(self) -> int:
+        """Blocks at a pool's end that no sequence may have."""
+        ...
+
+    def stored_head_dim(self, head_dim: int) -> int:
+        """How wide such a head is in a pool."""
+        ...
+
+    def modules(self) -> Sequence[Module]:
+        """What is compiled for the device."""
+        ...
+
+    def is_compiled(self, dtype: DType, head_dim: int) -> bool:
+        """Whether attention over such pools needs no compiler any more."""
+        ...
+
     def exchange(self, layout: RankLayout, label: str, **how: Any) -> OwnExchange: ...
+
+    def release(self, exchange: KVExchange) -> None:
+        """Give its pool back, which nobody uses any more."""
+        ...
 
     def kernels(self, config: ModelConfig, pool: torch.Tensor, max_context: int) -> Kernels: ...
 
-    def executor(
-        self, spec: EngineSpec, kv_bytes: int, *, is_graphed: bool, max_batch: int
-    ) -> Executor:
-        """An engine for the model that the spec names."""
+    def executor(self, spec: EngineSpec, kv_bytes: int, *, max_batch: int) -> Executor:
+        """An engine for the model that the spec names, as the service would have it."""
+        ...
+
+    def eager(self, executor: Executor) -> Executor:
+        """Another one over the same model and pool, which captures nothing."""
         ...
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -67,23 +101,43 @@ class CpuBackend:
     name = "cpu"
     dtype = DType.BF16
     is_gpu = False
+    num_spare_blocks = 0
 
     @property
     def exporter_command(self) -> Sequence[str]:
         return (sys.executable, "-P", "-m", "gpu_workers", "check-gpu-exporter")
 
+    def stored_head_dim(self, head_dim: int) -> int:
+        return head_dim
+
+    def modules(self) -> Sequence[Module]:
+        return ()
+
+    def is_compiled(self, dtype: DType, head_dim: int) -> bool:
+        return True
+
     def exchange(self, layout: RankLayout, label: str, **how: Any) -> OwnExchange:
         return CpuExchange(layout, label)
+
+    def release(self, exchange: KVExchange) -> None:
+        assert isinstance(exchange, CpuExchange)
+        os.close(exchange.descriptor)
 
     def kernels(self, config: ModelConfig, pool: torch.Tensor, max_context: int) -> Kernels:
         return build_kernels(config, pool, max_context)
 
-    def executor(
-        self, spec: EngineSpec, kv_bytes: int, *, is_graphed: bool, max_batch: int
-    ) -> Executor:
+    def executor(self, spec: EngineSpec, kv_bytes: int, *, max_batch: int) -> Executor:
         config = read_config(spec.model_dir)
         layout = pool_layout(config, dtype=spec.dtype, block_size=16, kv_bytes=kv_bytes)
         return build_executor(config, spec, CpuExchange(layout, "check"))
+
+    def eager(self, executor: Executor) -> Executor:
+        return Executor(
+            executor.model,
+            executor.kernels,
+            executor.exchange,
+            max_context_tokens=executor.max_context_tokens,
+        )
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()

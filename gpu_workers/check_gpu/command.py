@@ -1,68 +1,127 @@
-"""The command `distserve check-gpu`: options, a line for each stage, a report as JSON."""
+"""The command `distserve check-gpu`: options, a line for each stage, a report as JSON and for
+people, written anew after every stage so that a check that is cut short leaves what it has."""
 
 import argparse
 import datetime
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import orjson
 import torch
 
-from gpu_workers.check_gpu import stages
+from gpu_workers.check_gpu import stage_process, stages
+from gpu_workers.check_gpu.backend import Backend
 from gpu_workers.check_gpu.outcome import Outcome, Report, Verdict
+from gpu_workers.check_gpu.report import told
+from gpu_workers.check_gpu.stage_process import Figure, Say, StageProcess
 from gpu_workers.check_gpu.stages import BY_NAME, STAGES, Stage
 
 EXIT_NO_DEVICE = 69
 EXIT_CANNOT_WRITE = 73
+
+Files = dict[Callable[[Report], str], Path | None]
+"""Where each form of a report goes."""
+Runs = Callable[[str, float], Outcome]
+"""Runs the stage of that name within so many seconds, in a process of its own."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit code: 0 when no stage failed, 1 when one did, 69 without the device."""
     arguments = _parser().parse_args(argv)
     device = _device(arguments.device)
-    if arguments.only_here is not None:
-        outcome = stages.run_here(BY_NAME[arguments.only_here], lambda: stages.backend_of(device))
-        sys.stdout.buffer.write(_json(outcome) + b"\n")
+    if arguments.serve_stages:
+        serve_stages(lambda: stages.backend_of(device))
         return 0
-    if device != "cpu" and not torch.cuda.is_available():
-        sys.stderr.write(
-            f"distserve check-gpu: CUDA sees no GPU here, and {device} was asked for\n"
-        )
+    if reason := _refusal(device):
+        sys.stderr.write(f"distserve check-gpu: {reason}\n")
         return EXIT_NO_DEVICE
-    chosen = [stage for stage in STAGES if stage.name in (arguments.stages or BY_NAME)]
-    report = check(device, chosen, _say)
-    return _finish(report, arguments.json)
+    files: Files = {told: arguments.report, as_json: arguments.json}
+    try:
+        _write(Report(device, "", 0.0, ()), files)  # better now than after five minutes
+        with StageProcess(_stage_command(device)) as process:
+            chosen = list(_chosen(arguments))
+            report = check(device, chosen, process.run, lambda r: _show(r, files))
+    except OSError as error:
+        path = error.filename
+        sys.stderr.write(f"distserve check-gpu: {path} cannot be written: {error.strerror}\n")
+        return EXIT_CANNOT_WRITE
+    counts = {v: sum(o.verdict is v for o in report.stages) for v in Verdict}
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    sys.stdout.write(f"{report.device}: {said} in {report.seconds:.0f} s\n")
+    return report.exit_code
 
 
-def check(device: str, chosen: Sequence[Stage], say: Callable[[Outcome], None]) -> Report:
-    """Run stages one after the other, whatever becomes of those before."""
-    began_s, started = time.monotonic(), datetime.datetime.now(datetime.UTC)
-    outcomes = []
-    for stage in chosen:
-        outcome = stages.run_apart(stages.stage_command(stage, device), stage)
-        say(outcome)
-        outcomes.append(outcome)
-    seconds = time.monotonic() - began_s
-    return Report(device, started.isoformat(timespec="seconds"), seconds, tuple(outcomes))
+def check(
+    device: str,
+    chosen: Sequence[tuple[Stage, float]],
+    run: Runs,
+    show: Callable[[Report], None],
+    now: Callable[[], float] = time.monotonic,
+) -> Report:
+    """Run stages one after the other, whatever becomes of those before.
+
+    Args:
+        chosen: stages, and when each must have ended at the latest, in seconds from the start.
+        show: called with all there is after each stage.
+    """
+    began_s, started = now(), datetime.datetime.now(datetime.UTC)
+    report = Report(device, started.isoformat(timespec="seconds"), 0.0, ())
+    for stage, end_s in chosen:
+        left_s = end_s - (now() - began_s)
+        if left_s > 0:
+            outcome = run(stage.name, min(left_s, stage.limit_on(device)))
+        else:
+            outcome = Outcome(stage.name, Verdict.SKIP, 0.0, "the time of the check was over")
+        report = msgspec.structs.replace(
+            report, seconds=now() - began_s, stages=(*report.stages, outcome)
+        )
+        show(report)
+    return report
+
+
+def serve_stages(open_backend: Callable[[], Backend]) -> None:
+    """What the process of the stages does; see `stage_process`."""
+    torch.set_num_threads(1)  # what is compared on the host is small
+    opened: list[Backend] = []
+
+    def backend() -> Backend:
+        """Opened within the first stage, whose failure it then is if it cannot be."""
+        if not opened:
+            opened.append(open_backend())
+        return opened[0]
+
+    def run(name: str, say: Say) -> Outcome:
+        return stages.run_here(BY_NAME[name], backend, lambda n, value: say(Figure(n, value)))
+
+    stage_process.serve(run)
+
+
+def as_json(report: Report) -> str:
+    return orjson.dumps(msgspec.to_builtins(report), option=orjson.OPT_INDENT_2).decode()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="distserve check-gpu",
-        description="Prove a device: attention, pulls between processes, bandwidth, captured "
-        "steps, a model against transformers, the whole service; and measure its steps. With "
-        "--device cpu the same stages prove themselves on the CPU.",
-        epilog="stages: " + ", ".join(BY_NAME),
+        description="Prove a device: attention, captured steps, pulls between processes, a model "
+        "against transformers, the whole service; and measure it: steps and pulls beside their "
+        "floors. With --device cpu the same stages prove themselves on the CPU.",
+        epilog="stages: " + ", ".join(BY_NAME) + ". gpu_workers/check_gpu/README.md tells how to "
+        "run it on a bare machine.",
     )
     parser.add_argument(
         "--device", default=None, help="cpu or cuda:N (default: cuda:0 where there is one)"
     )
     parser.add_argument("--stages", type=_names, metavar="NAME,...", help="only these")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the report goes")
-    parser.add_argument("--only-here", choices=list(BY_NAME), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--within", type=float, metavar="S", help="begin nothing after so many seconds"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the report goes as JSON")
+    parser.add_argument("--report", type=Path, metavar="FILE.md", help="the report for people")
+    parser.add_argument("--serve-stages", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
@@ -79,25 +138,44 @@ def _device(asked: str | None) -> str:
     return "cuda:0" if asked == "cuda" else asked
 
 
-def _say(outcome: Outcome) -> None:
-    line = f"{outcome.verdict}  {outcome.stage:<10} {outcome.seconds:7.1f} s  {outcome.detail}\n"
-    sys.stdout.write(line)
+def _refusal(device: str) -> str | None:
+    """Why there is no such device, if there is none. The device itself is not touched: it is the
+    stages' process that has it."""
+    if device == "cpu":
+        return None
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not number.isdecimal():
+        return f"--device is cpu or cuda:N, not {device!r}"
+    if not torch.cuda.is_available():
+        return f"CUDA sees no GPU here, and {device} was asked for"
+    if int(number) >= (count := torch.cuda.device_count()):
+        return f"there is no GPU {number}: CUDA sees {count} here"
+    return None
+
+
+def _chosen(arguments: argparse.Namespace) -> Iterator[tuple[Stage, float]]:
+    end_s = float("inf") if arguments.within is None else arguments.within
+    for stage in STAGES:
+        if stage.name in (arguments.stages or BY_NAME):
+            yield stage, end_s
+
+
+def _stage_command(device: str) -> list[str]:
+    python = [sys.executable, "-P", "-m", "gpu_workers", "check-gpu"]
+    return [*python, "--device", device, "--serve-stages"]
+
+
+def _show(report: Report, files: Files) -> None:
+    """The last stage's line on the terminal, and everything in the files."""
+    last = report.stages[-1]
+    sys.stdout.write(f"{last.verdict}  {last.stage:<10} {last.seconds:7.1f} s  {last.detail}\n")
+    if last.log:
+        sys.stdout.write("".join(f"      | {line}\n" for line in last.log.splitlines()[-12:]))
     sys.stdout.flush()
+    _write(report, files)
 
 
-def _finish(report: Report, path: Path | None) -> int:
-    counts = {v: sum(o.verdict is v for o in report.stages) for v in Verdict}
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    sys.stdout.write(f"{report.device}: {told} in {report.seconds:.0f} s\n")
-    if path is None:
-        return report.exit_code
-    try:
-        path.write_bytes(orjson.dumps(msgspec.to_builtins(report), option=orjson.OPT_INDENT_2))
-    except OSError as error:
-        sys.stderr.write(f"distserve check-gpu: {path} cannot be written: {error.strerror}\n")
-        return EXIT_CANNOT_WRITE
-    return report.exit_code
-
-
-def _json(outcome: Outcome) -> bytes:
-    return orjson.dumps(msgspec.to_builtins(outcome, str_keys=True))
+def _write(report: Report, files: Files) -> None:
+    for form, path in files.items():
+        if path is not None:
+            path.write_text(form(report), encoding="utf-8")

@@ -2,26 +2,35 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from gpu_workers import cuda_build
+from gpu_workers.check_gpu.backend import Module
 from gpu_workers.cuda_attention import stored_head_dim
 from gpu_workers.cuda_engine import Gpu, open_gpu
-from gpu_workers.cuda_exchange import exchange_on
+from gpu_workers.cuda_exchange import CudaExchange, exchange_on
 from gpu_workers.cuda_kernels import CudaKernels
 from gpu_workers.cuda_memory import StepLimits
 from gpu_workers.cuda_runner import CudaRunner
 from gpu_workers.engine import EngineSpec, build_executor, build_kernels, pool_layout
 from gpu_workers.executor import Executor
 from gpu_workers.kernels import Kernels
-from gpu_workers.kv_exchange import OwnExchange
+from gpu_workers.kv_exchange import KVExchange, OwnExchange
 from gpu_workers.models.config import ModelConfig, read_config
 from ipc.kv_layout import RankLayout
 from ipc.vocabulary import DType
 
 MAX_TOKENS = 4096
+BLOCK_SIZE = 16
+SHORT = {DType.BF16: "bf16", DType.FP16: "fp16"}
+EXTRAS = ("rope", "page", "silu")
+HEAD_DIMS = (128, 64, 256)  # in the order in which they are worth having
+
+Modules = Callable[[Iterable[str], Iterable[int], Iterable[str]], Iterable[tuple[str, Any]]]
 
 
 class CudaBackend:
@@ -31,55 +40,67 @@ class CudaBackend:
         gpu: the device and the library that computes attention on it.
         make_exchange: how a pool is made there.
         exporter_command: starts a process with pools on the same device.
+        modules: descriptions of the library's modules, as `cuda_build.modules` gives them.
     """
 
     dtype = DType.BF16
     is_gpu = True
+    num_spare_blocks = 1  # which rows of padding read and write
 
     def __init__(
         self,
         gpu: Gpu,
         make_exchange: Callable[..., OwnExchange],
         exporter_command: Sequence[str],
+        modules: Modules = cuda_build.modules,
     ) -> None:
         self._gpu = gpu
         self._device = gpu.device.torch_device
         self._make_exchange = make_exchange
         self.exporter_command = exporter_command
+        self._modules = modules
         self.name = str(self._device)
+
+    def stored_head_dim(self, head_dim: int) -> int:
+        return stored_head_dim(head_dim)
+
+    def modules(self) -> Sequence[Module]:
+        extras = list(self._modules((), (), EXTRAS))
+        attention = [
+            pair
+            for head_dim in HEAD_DIMS
+            for pair in self._modules(SHORT.values(), (head_dim,), ())
+        ]
+        return [Module(name, partial(_load, generate)) for name, generate in extras + attention]
+
+    def is_compiled(self, dtype: DType, head_dim: int) -> bool:
+        ((_, generate),) = self._modules((SHORT[dtype],), (stored_head_dim(head_dim),), ())
+        return bool(generate().is_compiled)
 
     def exchange(self, layout: RankLayout, label: str, **how: Any) -> OwnExchange:
         return self._make_exchange(layout, label, **how)
 
+    def release(self, exchange: KVExchange) -> None:
+        assert isinstance(exchange, CudaExchange)
+        exchange.close()
+        exchange.free()
+
     def kernels(self, config: ModelConfig, pool: torch.Tensor, max_context: int) -> Kernels:
         return build_kernels(config, pool, max_context, gpu=self._gpu)
 
-    def executor(
-        self, spec: EngineSpec, kv_bytes: int, *, is_graphed: bool, max_batch: int
-    ) -> Executor:
+    def executor(self, spec: EngineSpec, kv_bytes: int, *, max_batch: int) -> Executor:
         config = read_config(spec.model_dir)
         layout = pool_layout(
             config,
             dtype=spec.dtype,
-            block_size=16,
+            block_size=BLOCK_SIZE,
             kv_bytes=kv_bytes,
             head_dim=stored_head_dim(config.head_dim),
         )
         gpu = dataclasses.replace(self._gpu, limits=StepLimits(MAX_TOKENS, max_batch))
-        executor = build_executor(config, spec, self.exchange(layout, "check"), gpu=gpu)
-        return executor if is_graphed else self._eager(executor)
+        return build_executor(config, spec, self.exchange(layout, "check"), gpu=gpu)
 
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, copy=True)
-
-    def synchronize(self) -> None:
-        self._gpu.device.synchronize()
-
-    def serve_flags(self) -> list[str]:
-        return ["--device", "cuda", "--share-gpus"]
-
-    def _eager(self, executor: Executor) -> Executor:
-        """The same model without its graphs."""
+    def eager(self, executor: Executor) -> Executor:
         assert isinstance(executor.kernels, CudaKernels)
         runner = CudaRunner(
             self._gpu.device,
@@ -95,6 +116,15 @@ class CudaBackend:
             runner=runner,
         )
 
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, copy=True)
+
+    def synchronize(self) -> None:
+        self._gpu.device.synchronize()
+
+    def serve_flags(self) -> list[str]:
+        return ["--device", "cuda", "--share-gpus"]
+
 
 def cuda_backend(index: int) -> CudaBackend:
     """Of a GPU of this machine. Raises ModelError: it is not there, or FlashInfer is not."""
@@ -106,3 +136,11 @@ def cuda_backend(index: int) -> CudaBackend:
 
     command = (sys.executable, "-P", "-m", "gpu_workers", "check-gpu-exporter")
     return CudaBackend(gpu, make, (*command, "--device", f"cuda:{index}"))
+
+
+def _load(generate: Callable[[], Any]) -> str:
+    """As the kernels themselves will, who find it loaded then."""
+    module = generate()
+    was_there = bool(module.is_compiled)
+    module.build_and_load()
+    return "compiled ahead" if was_there else "compiled now"

@@ -4,6 +4,7 @@ It is spoken to over an inherited socket, one message a line of JSON, and ends w
 """
 
 import argparse
+import functools
 import os
 import socket
 import subprocess
@@ -49,16 +50,24 @@ class Overwrite(msgspec.Struct, frozen=True, tag=True):
 def pattern(layout: RankLayout, seed: int) -> torch.Tensor:
     """What is in a pool of that layout: its part of a whole instance's random numbers, of which
     each head of each layer has its own."""
+    parts = [
+        _plane(seed + 1009 * head + layer, layout)
+        for head in range(layout.heads.start, layout.heads.stop)
+        for layer in range(layout.layers.start, layout.layers.stop)
+    ]
+    return torch.stack(parts, 1).view(layout.shape).to(TORCH_DTYPES[layout.dtype])
+
+
+def _plane(seed: int, layout: RankLayout) -> torch.Tensor:
+    """(blocks, 2, block_size, D) of one head and layer."""
     blocks, _, _, _, block_size, head_dim = layout.shape
-    parts = []
-    for head in range(layout.heads.start, layout.heads.stop):
-        for layer in range(layout.layers.start, layout.layers.stop):
-            generator = torch.Generator().manual_seed(seed + 1009 * head + layer)
-            parts.append(torch.randn((blocks, 2, block_size, head_dim), generator=generator))
-    whole = torch.stack(parts, 1).view(
-        blocks, layout.heads.size, layout.layers.size, 2, block_size, head_dim
-    )
-    return whole.to(TORCH_DTYPES[layout.dtype])
+    return _numbers(seed, blocks * 2 * block_size * head_dim).view(blocks, 2, block_size, head_dim)
+
+
+@functools.lru_cache(maxsize=4096)
+def _numbers(seed: int, count: int) -> torch.Tensor:
+    """Every shape of an instance asks for the same ones."""
+    return torch.randint(-127, 128, (count,), generator=torch.Generator().manual_seed(seed))
 
 
 class Exporter:

@@ -1,4 +1,4 @@
-"""`python -P -m gpu_workers check-gpu-exporter`: the other process of pulls, started by stages."""
+"""`python -P -m gpu_workers check-gpu-exporter`: the other process of pulls, which starts it."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from gpu_workers.check_gpu.stages import backend_of
 
 
 def main(argv: Sequence[str]) -> int:
-    """The device is that of the stage; the rest is between it and `exporter`."""
+    """The device is said by who pulls; the rest is between it and `exporter`."""
     parser = argparse.ArgumentParser(prog="gpu_workers check-gpu-exporter")
     parser.add_argument("--device", default="cpu")
     arguments, rest = parser.parse_known_args(argv)

@@ -1,9 +1,8 @@
 """What a stage of `check-gpu` found, and what a whole check says."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -16,11 +15,9 @@ class Verdict(StrEnum):
     SKIP = "SKIP"
 
 
-class Found(NamedTuple):
-    """Of a stage that passed: one sentence, and figures by name."""
-
-    detail: str
-    figures: Mapping[str, Any] = MappingProxyType({})
+Note = Callable[[str, Any], None]
+"""Takes a figure by its name, as soon as it is known: what was found before a stage failed, or ran
+out of its time, is kept."""
 
 
 class CheckFailed(Exception):
@@ -32,13 +29,14 @@ class Skipped(Exception):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """One stage."""
+    """One stage. `log` is what its processes said last, where it did not pass."""
 
     stage: str
     verdict: Verdict
     seconds: float
     detail: str
     figures: Mapping[str, Any] = {}
+    log: str = ""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -53,6 +51,10 @@ class Report(msgspec.Struct, frozen=True):
     def exit_code(self) -> int:
         """0 unless a stage failed."""
         return int(any(outcome.verdict is Verdict.FAIL for outcome in self.stages))
+
+    def figures(self, stage: str) -> Mapping[str, Any]:
+        """Of that stage; none where it was not run."""
+        return next((one.figures for one in self.stages if one.stage == stage), {})
 
 
 def require(holds: bool, otherwise: str) -> None:

@@ -6,13 +6,14 @@ as it would be by the next prompt: a pull that is reported too early shows.
 
 import os
 import random
+import time
 from collections.abc import Iterable, Sequence
 
 import torch
 
 from gpu_workers.check_gpu.backend import Backend
 from gpu_workers.check_gpu.exporter import OWNER, Exporter, pattern
-from gpu_workers.check_gpu.outcome import Found, require
+from gpu_workers.check_gpu.outcome import Note, require
 from gpu_workers.kv_exchange import OwnExchange
 from gpu_workers.step_plan import Pull, PullResult
 from ipc.kv_layout import RankLayout, Span
@@ -23,24 +24,31 @@ SHAPES = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2))
 LOOKS = 1_000_000
 
 
-def check_pulls(backend: Backend, shapes: Sequence[tuple[int, int]] = SHAPES) -> Found:
+def check_pulls(backend: Backend, note: Note, shapes: Sequence[tuple[int, int]] = SHAPES) -> str:
     """Every pair of these shapes (tp, pp), exactly."""
     targets = {layout: None for shape in shapes for layout in ranks(*shape, backend.dtype)}
-    with Exporter(backend) as exporter:
-        num_bytes = sum(_check_source(backend, exporter, shape, targets) for shape in shapes)
-    return Found(
+    num_bytes, path = 0, ""
+    with Exporter(backend.exporter_command) as exporter:
+        for tp, pp in shapes:
+            moved, path = _check_source(backend, exporter, (tp, pp), targets)
+            note(
+                f"tp {tp}, pp {pp}",
+                f"{moved} bytes equal in {len(targets)} kinds of ranks, by way of: {path}",
+            )
+            num_bytes += moved
+    return (
         f"{len(shapes)} shapes into {len(targets)} kinds of ranks, {num_bytes / 2**20:.0f} MiB, "
-        "all equal"
+        f"all equal, by way of: {path}"
     )
 
 
-def check_death(backend: Backend) -> Found:
+def check_death(backend: Backend, note: Note) -> str:
     """The exporter is killed while its pool is open: we part from it and pull from the next."""
     whole = ranks(1, 1, backend.dtype)
     ours = backend.exchange(whole[0], "importer")
     for epoch in (1, 2):
         ours.pool.zero_()
-        with Exporter(backend) as exporter:
+        with Exporter(backend.exporter_command) as exporter:
             introduce(ours, exporter.make(whole), whole, epoch)
             exporter.fill(epoch)
             blocks, into = _scattered(ours.layout, epoch)
@@ -48,10 +56,13 @@ def check_death(backend: Backend) -> Found:
             _compare(ours, whole, (blocks, into), epoch)
             ours.begin(_pull(blocks, into, epoch))
             exporter.kill()
+            began_s = time.monotonic()
             ours.unmap_instance(OWNER, epoch)
+            note(f"parted from exporter {epoch}, s", round(time.monotonic() - began_s, 4))
             require(not ours.knows(OWNER, epoch), "the dead exporter's pool is still known")
             require(len(ours.finished()) == 1, "the pull that was under way was lost")
-    return Found("two exporters killed while their pools were open, pulled from again")
+    backend.release(ours)
+    return "two exporters killed while their pools were open, pulled from again"
 
 
 def ranks(tp: int, pp: int, dtype: DType) -> list[RankLayout]:
@@ -92,9 +103,9 @@ def pull(
 
 def _check_source(
     backend: Backend, exporter: Exporter, shape: tuple[int, int], targets: Iterable[RankLayout]
-) -> int:
-    """Into every kind of rank; how many bytes."""
-    theirs, num_bytes = ranks(*shape, backend.dtype), 0
+) -> tuple[int, str]:
+    """Into every kind of rank; how many bytes, and by which way."""
+    theirs, num_bytes, path = ranks(*shape, backend.dtype), 0, ""
     descriptors = exporter.make(theirs)
     for seed, layout in enumerate(targets):
         ours = backend.exchange(layout, "importer")
@@ -102,12 +113,14 @@ def _check_source(
         exporter.fill(seed)
         blocks, into = _scattered(layout, seed)
         num_bytes += pull(ours, blocks, into).num_bytes
+        path = ours.pull_path
         exporter.overwrite()
         ours.unmap_instance(OWNER, 1)  # copies that were reported too early are done now
         _compare(ours, theirs, (blocks, into), seed)
+        backend.release(ours)
     for descriptor in descriptors:
         os.close(descriptor)
-    return num_bytes
+    return num_bytes, path
 
 
 def _compare(

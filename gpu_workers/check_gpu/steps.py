@@ -1,124 +1,182 @@
-"""Stages: captured steps draw what eager ones draw, and how long steps take beside their floor.
+"""Stage: how long steps of a large model take, beside their floors.
 
-The floor is what the memory alone takes: all weights, and the keys and values that are read, over
-the bandwidth of a plain copy.
+Decode steps eager, captured, and captured with as many under way as a service has; prompts. The
+floor of a decode step is what memory alone takes: all weights and the keys and values that are
+read, over the bandwidth of a plain copy. That of a prompt is what products alone take: two
+operations a weight and token, and those of attention, at the rate of a large product.
 """
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gpu_workers.check_gpu.backend import Backend, spec_of
-from gpu_workers.check_gpu.driver import Driver
-from gpu_workers.check_gpu.outcome import Found, require
-from gpu_workers.check_gpu.tiny_models import LLAMA_3_8B, TINY, prompts, write_config
+from gpu_workers.check_gpu.outcome import Note
+from gpu_workers.check_gpu.tiny_models import LLAMA_3_8B, TINY, write_config
+from gpu_workers.engine import TORCH_DTYPES
 from gpu_workers.executor import Executor
 from gpu_workers.models.config import ModelConfig, read_config
 from gpu_workers.models.registry import weight_shapes
 from gpu_workers.profiling.bench import StepBench
 from gpu_workers.profiling.grid import StepShape
 from gpu_workers.profiling.stopwatch import Stopwatch
-from ipc.messages import LoadFormat
 from ipc.vocabulary import DType
 
-BATCHES = (1, 8, 32, 64)
-PROMPTS = (512, 2048)
 CONTEXT = 512
 ROUNDS = 5
-SIZES = {True: (LLAMA_3_8B, BATCHES, PROMPTS), False: (TINY, (1, 4), (64,))}
-KV_BYTES = {True: 16 << 30, False: 32 << 20}
-COPY_BYTES = {True: 1 << 30, False: 64 << 20}
 
 
-def check_graphs(
-    backend: Backend, batches: Sequence[int] = (1, 3, 8, 13), num_tokens: int = 24
-) -> Found:
-    """Greedy tokens of batches that fill a captured size and of such that are padded to one."""
-    with tempfile.TemporaryDirectory() as directory:
-        write_config(Path(directory), TINY)
-        eager, graphed = (
-            Driver(_executor(backend, directory, is_graphed=is_graphed, max_batch=max(batches)))
-            for is_graphed in (False, True)
-        )
-        for batch in batches:
-            asked = prompts(batch, 70)
-            expected, found = eager.greedy(asked, num_tokens), graphed.greedy(asked, num_tokens)
-            wrong = [i for i in range(batch) if expected[i] != found[i]]
-            require(not wrong, f"of {batch} sequences, {wrong} go on otherwise when captured")
-    what = "captured and eager" if backend.is_gpu else "no graphs on a CPU: two eager"
-    return Found(f"{what} steps draw the same")
+class Size:
+    """How large a model and how large steps."""
+
+    def __init__(
+        self,
+        shape: Mapping[str, Any],
+        batches: Sequence[int],
+        lengths: Sequence[int],
+        *,
+        max_context: int,
+        kv_bytes: int,
+        copy_bytes: int,
+        product_width: int,
+    ) -> None:
+        self.shape, self.batches, self.lengths = shape, batches, lengths
+        self.max_context, self.kv_bytes = max_context, kv_bytes
+        self.copy_bytes, self.product_width = copy_bytes, product_width
 
 
-def measure_steps(backend: Backend) -> Found:
+SMALL = Size(
+    TINY,
+    (1, 4),
+    (64,),
+    max_context=1024,
+    kv_bytes=32 << 20,
+    copy_bytes=64 << 20,
+    product_width=512,
+)
+LARGE = Size(
+    LLAMA_3_8B,
+    (1, 8, 32, 64),
+    (512, 2048),
+    max_context=4096,
+    kv_bytes=16 << 30,
+    copy_bytes=1 << 30,
+    product_width=8192,
+)
+
+
+def measure_steps(backend: Backend, note: Note, size: Size | None = None) -> str:
     """Milliseconds of decode steps, tokens per second of prompts, and their floors."""
-    shape, batches, lengths = SIZES[backend.is_gpu]
-    bytes_per_s = _copy_bytes_per_s(backend)
-    figures: dict[str, Any] = {"copy_gb_s": bytes_per_s / 1e9}
+    size = size or (LARGE if backend.is_gpu else SMALL)
+    bytes_per_s = _copy_bytes_per_s(backend, size.copy_bytes)
+    operations_per_s = _operations_per_s(backend, size.product_width)
+    note("copy_gb_s", bytes_per_s / 1e9)
+    note("product_tflop_s", operations_per_s / 1e12)
     with tempfile.TemporaryDirectory() as directory:
-        config = read_config(str(write_config(Path(directory), shape)))
-        for kind in ("eager", "graphed") if backend.is_gpu else ("eager",):
-            is_graphed = kind == "graphed"
-            executor = _executor(backend, directory, is_graphed=is_graphed, max_batch=max(batches))
-            figures[kind] = _decode(executor, batches)
-            if kind == "eager":
-                figures["prefill_tokens_per_s"] = _prefill(executor, lengths)
-            del executor
-            torch.cuda.empty_cache()
-    figures["floor_ms"] = {
-        batch: 1e3 * _bytes_read(config, backend.dtype, batch) / bytes_per_s for batch in batches
+        config = read_config(str(write_config(Path(directory), dict(size.shape))))
+        executor = _executor(backend, directory, size, note)
+    floors = {
+        batch: 1e3 * _bytes_read(config, backend.dtype, batch) / bytes_per_s
+        for batch in size.batches
     }
-    last = batches[-1]
-    told = f"decode of {last}: {figures['eager'][last]:.2f} ms"
-    return Found(f"{told}, floor {figures['floor_ms'][last]:.2f} ms", figures)
+    note("decode_floor_ms", floors)
+    eager = StepBench(backend.eager(executor), _stopwatch(backend), _num_blocks(backend, executor))
+    served = StepBench(executor, _stopwatch(backend), _num_blocks(backend, executor))
+    decode: dict[int, float] = {}
+    for name, run in _kinds(backend, eager, served):
+        decode = {batch: _best(run, StepShape(batch=batch, context=CONTEXT)) for batch in floors}
+        note(name, decode)
+    for length in size.lengths:
+        ms = _best(eager.step_ms, StepShape(num_prompts=1, num_new=length))
+        floor_ms = 1e3 * _operations(config, length) / operations_per_s
+        note(
+            f"prefill {length}",
+            {"tokens_per_s": 1e3 * length / ms, "ms": ms, "floor_ms": floor_ms},
+        )
+    backend.release(executor.exchange)
+    last = size.batches[-1]
+    return f"decode of {last}: {decode[last]:.2f} ms, floor {floors[last]:.2f} ms"
 
 
-def _executor(backend: Backend, directory: str, *, is_graphed: bool, max_batch: int) -> Executor:
-    is_tiny = read_config(directory).sizes.hidden_size == TINY["hidden_size"]
-    spec = spec_of(directory, backend.dtype, max_context=1024 if is_tiny else 4096, is_dummy=True)
-    assert spec.load_format is LoadFormat.DUMMY
-    kv_bytes = KV_BYTES[backend.is_gpu and not is_tiny]
-    return backend.executor(spec, kv_bytes, is_graphed=is_graphed, max_batch=max_batch)
+def _kinds(
+    backend: Backend, eager: StepBench, served: StepBench
+) -> list[tuple[str, Callable[[StepShape], float]]]:
+    """Ways of running decode steps, the one that serves last."""
+    if not backend.is_gpu:
+        return [("decode_eager_ms", eager.step_ms)]
+    return [
+        ("decode_eager_ms", eager.step_ms),
+        ("decode_captured_ms", served.step_ms),
+        ("decode_served_ms", served.served_ms),
+    ]
 
 
-def _decode(executor: Executor, batches: tuple[int, ...]) -> dict[int, float]:
-    """Milliseconds by batch."""
-    bench = StepBench(executor, Stopwatch())
-    return {batch: _best(bench, StepShape(batch=batch, context=CONTEXT)) for batch in batches}
+def _executor(backend: Backend, directory: str, size: Size, note: Note) -> Executor:
+    began_s = time.monotonic()
+    spec = spec_of(directory, backend.dtype, max_context=size.max_context, is_dummy=True)
+    executor = backend.executor(spec, size.kv_bytes, max_batch=max(size.batches))
+    executor.exchange.pool.fill_(0.5)  # so that its memory is there
+    note("engine_made_s", time.monotonic() - began_s)
+    return executor
 
 
-def _prefill(executor: Executor, lengths: tuple[int, ...]) -> dict[int, float]:
-    """Tokens per second by prompt length."""
-    bench = StepBench(executor, Stopwatch())
-    return {n: 1e3 * n / _best(bench, StepShape(num_prompts=1, num_new=n)) for n in lengths}
+def _stopwatch(backend: Backend) -> Stopwatch:
+    return Stopwatch(is_alone=not backend.is_gpu, settle=backend.synchronize)
 
 
-def _best(bench: StepBench, step: StepShape) -> float:
-    return min(bench.step_ms(step) for _ in range(ROUNDS))
+def _num_blocks(backend: Backend, executor: Executor) -> int:
+    return len(executor.exchange.pool) - backend.num_spare_blocks
+
+
+def _best(run: Callable[[StepShape], float], step: StepShape) -> float:
+    return min(run(step) for _ in range(ROUNDS))
 
 
 def _bytes_read(config: ModelConfig, dtype: DType, batch: int) -> float:
     """Of one decode step: every weight but the embedding's, and what is cached."""
-    shapes = weight_shapes(config)
-    weights = sum(
-        torch.Size(shape).numel() for name, shape in shapes.items() if "embed_tokens" not in name
-    )
     cached = batch * CONTEXT * config.kv_bytes_per_token(dtype)
-    return weights * dtype.num_bytes + cached
+    return _num_weights(config) * dtype.num_bytes + cached
 
 
-def _copy_bytes_per_s(backend: Backend) -> float:
+def _operations(config: ModelConfig, num_tokens: int) -> float:
+    """Of a prompt, whose last token alone goes through the head; each token attends to half of
+    the prompt in the mean."""
+    head = config.vocab_size * config.hidden_size
+    width = config.num_heads * config.head_dim
+    attended = 2 * num_tokens * num_tokens * width * config.num_layers
+    return 2.0 * num_tokens * (_num_weights(config) - head) + 2.0 * head + attended
+
+
+def _num_weights(config: ModelConfig) -> int:
+    shapes = weight_shapes(config)
+    return sum(torch.Size(shapes[name]).numel() for name in shapes if "embed_tokens" not in name)
+
+
+def _copy_bytes_per_s(backend: Backend, num_bytes: int) -> float:
     """Bytes read and written by a plain copy, per second."""
-    source = backend.place(torch.ones(COPY_BYTES[backend.is_gpu], dtype=torch.uint8))
+    source = backend.place(torch.ones(1, dtype=torch.uint8)).new_ones(num_bytes)
     target = torch.empty_like(source)
+    return 2 * num_bytes / _quickest_s(backend, lambda: target.copy_(source))
+
+
+def _operations_per_s(backend: Backend, width: int) -> float:
+    """Of a product of two square matrices."""
+    matrix = backend.place(torch.randn(width, width).to(TORCH_DTYPES[backend.dtype]))
+    product = torch.empty_like(matrix)
+    seconds = _quickest_s(backend, lambda: torch.mm(matrix, matrix, out=product))
+    return 2 * width**3 / seconds
+
+
+def _quickest_s(backend: Backend, act: Callable[[], object]) -> float:
     times_s = []
     for _ in range(ROUNDS):
         backend.synchronize()
         began_s = time.perf_counter()
-        target.copy_(source)
+        act()
         backend.synchronize()
         times_s.append(time.perf_counter() - began_s)
-    return 2 * source.nbytes / min(times_s)
+    return min(times_s)

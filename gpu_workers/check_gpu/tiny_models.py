@@ -16,6 +16,22 @@ TINY: dict[str, Any] = {
     "vocab_size": 264,
     "max_position_embeddings": 1024,
 }
+WIDE: dict[str, Any] = TINY | {
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+}
+"""Heads of 128, as most large models have."""
+SMOLLM2: dict[str, Any] = TINY | {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+}
+"""The shape of SmolLM2-135M's layers: three query heads to a KV head."""
+MODELS = {"tiny": TINY, "128 wide": WIDE, "smollm2": SMOLLM2}
 LLAMA_3_8B: dict[str, Any] = {
     "hidden_size": 4096,
     "intermediate_size": 14336,

@@ -1,27 +1,24 @@
 """Do one step or one pull and time it, as the leader of an instance pays for it.
 
-A step is `launch` and `collect` of a plan on the executor that would serve; a pull is one between
-two pools in memory files, as workers share them.
+A step is `launch` and `collect` of a plan on the executor that would serve; a pull is one from a
+second pool, which the executor's place has made.
 """
 
 import itertools
-import os
 import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-import msgspec
 import torch
 
-from gpu_workers.cpu_exchange import CpuExchange
 from gpu_workers.models.layers import Model
 from gpu_workers.profiling.grid import StepShape
 from gpu_workers.profiling.stopwatch import Stopwatch
 from gpu_workers.step_plan import (
+    DrawnToken,
     NewBlocks,
     NewSequence,
     Pull,
@@ -31,11 +28,11 @@ from gpu_workers.step_plan import (
     StepResult,
 )
 from ipc.kv_layout import blocks_for
-from ipc.vocabulary import KVHandle, SamplingParams, WorkerName
+from ipc.vocabulary import KVHandle, SamplingParams
 
 GREEDY = SamplingParams(max_tokens=1 << 30, seed=0, temperature=0.0)
 PEER, EPOCH = "peer", 1
-ALONE = WorkerName(PEER)
+NUM_FOLLOWING = 8  # decode steps of the same sequences in a row
 
 
 class Pulls(Protocol):
@@ -65,6 +62,9 @@ class Engine(Protocol):
     @property
     def kernels_name(self) -> str: ...
 
+    @property
+    def max_in_flight(self) -> int: ...
+
     def launch(self, plan: StepPlan) -> Any: ...
 
     def collect(self, launched: Any) -> StepResult: ...
@@ -75,15 +75,28 @@ class StepBench:
 
     What the pool holds does not matter to the time, but its memory must be there: pages that were
     never written all read as one page of zeros, and from the cache.
+
+    Args:
+        num_blocks: that sequences may have; all of the pool's if left out.
     """
 
-    def __init__(self, executor: Engine, stopwatch: Stopwatch) -> None:
+    def __init__(
+        self, executor: Engine, stopwatch: Stopwatch, num_blocks: int | None = None
+    ) -> None:
         self._executor = executor
         self._stopwatch = stopwatch
-        self._num_blocks, _, _, _, self._block_size, _ = executor.exchange.pool.shape
+        all_blocks, _, _, _, self._block_size, _ = executor.exchange.pool.shape
+        self._num_blocks = num_blocks or all_blocks
         self._random = random.Random(0)
         vocabulary = range(executor.num_token_ids)
         self._tokens = tuple(self._random.choices(vocabulary, k=executor.max_context_tokens))
+
+    def served_ms(self, step: StepShape) -> float:
+        """As a service pays for it: a step alone; a decode at the distance of the steps that follow
+        each other, where several of a sequence are under way at a time."""
+        if step.num_prompts or self._executor.max_in_flight == 1:
+            return self.step_ms(step)
+        return self.following_ms(step, self._executor.max_in_flight)
 
     def step_ms(self, step: StepShape) -> float:
         """Milliseconds of one step in which every row draws; entering and leaving the table is not
@@ -107,22 +120,39 @@ class StepBench:
         _run(self._executor, StepPlan(step_id=num_steps, removed=everybody))
         return 1000 * statistics.median(b - a for a, b in itertools.pairwise(ended_s))
 
+    def following_ms(self, step: StepShape, in_flight: int) -> float:
+        """The same of decodes where each step's input is what the one before draws; the last of
+        them has the step's context."""
+        num_steps = min(NUM_FOLLOWING, step.context)
+        first = step._replace(context=step.context - num_steps + 1)
+        rows = _rows(first)
+        _run(self._executor, self._entry(rows, growth=num_steps - 1))
+        plans = [_plan(step_id, rows) for step_id in range(num_steps)]
+        ended_s = self._ends(plans, in_flight)
+        _run(self._executor, StepPlan(step_id=num_steps, removed=tuple(range(len(rows)))))
+        return 1000 * statistics.median(b - a for a, b in itertools.pairwise(ended_s))
+
     def _ends(self, plans: Sequence[StepPlan], in_flight: int) -> list[float]:
+        """When each has ended. What was drawn is told by the next plan, as a leader does."""
         under_way: deque[Any] = deque()
+        drawn: tuple[DrawnToken, ...] = ()
         ended_s = []
         for plan in plans:
             if len(under_way) == in_flight:
-                self._executor.collect(under_way.popleft())
+                drawn = _drawn(self._executor.collect(under_way.popleft()))
                 ended_s.append(time.perf_counter())
-            under_way.append(self._executor.launch(plan))
+            told = StepPlan(step_id=plan.step_id, rows=plan.rows, drawn=drawn)
+            under_way.append(self._executor.launch(told))
+            drawn = ()
         for launched in under_way:
             self._executor.collect(launched)
             ended_s.append(time.perf_counter())
         return ended_s
 
-    def _entry(self, rows: list[tuple[int, int]]) -> StepPlan:
-        """Sequences of so many tokens, all but the new ones computed, in scattered blocks."""
-        needs = [blocks_for(total, self._block_size) for total, _ in rows]
+    def _entry(self, rows: list[tuple[int, int]], growth: int = 0) -> StepPlan:
+        """Sequences of so many tokens, all but the new ones computed, in scattered blocks with
+        room for `growth` more."""
+        needs = [blocks_for(total + growth, self._block_size) for total, _ in rows]
         scattered = iter(self._random.sample(range(self._num_blocks), sum(needs)))
         return StepPlan(
             step_id=0,
@@ -138,13 +168,20 @@ class StepBench:
 
 
 class PullBench:
-    """Times pulls into an executor's pool. See `connected`."""
+    """Times pulls into an executor's pool.
 
-    def __init__(self, executor: Engine, stopwatch: Stopwatch, num_peer_blocks: int) -> None:
+    Args:
+        num_blocks: of our pool that may be pulled into, and of the peer's, which is known to the
+            executor's exchange as `PEER`.
+    """
+
+    def __init__(
+        self, executor: Engine, stopwatch: Stopwatch, num_blocks: int, num_peer_blocks: int
+    ) -> None:
         self._executor = executor
         self._stopwatch = stopwatch
-        self._num_peer_blocks = num_peer_blocks
-        self._num_blocks, _, _, _, self._block_size, _ = executor.exchange.pool.shape
+        self._num_blocks, self._num_peer_blocks = num_blocks, num_peer_blocks
+        self._block_size = executor.exchange.pool.shape[4]
         self._random = random.Random(0)
 
     def pull_ms(self, num_tokens: int) -> float:
@@ -160,34 +197,6 @@ class PullBench:
         return self._stopwatch.ms
 
 
-@contextmanager
-def connected(
-    executor: Engine, exchange: CpuExchange, stopwatch: Stopwatch, num_tokens: int
-) -> Iterator[PullBench]:
-    """Pulls of up to `num_tokens` tokens from a second pool, which lives as long as this lasts."""
-    with twin(exchange, num_tokens) as num_blocks:
-        yield PullBench(executor, stopwatch, num_blocks)
-
-
-@contextmanager
-def twin(exchange: CpuExchange, num_tokens: int, name: WorkerName = ALONE) -> Iterator[int]:
-    """A peer with our own layers and heads, known to the exchange; its number of blocks.
-
-    Every rank of an instance makes its own: together they are a second instance of that shape.
-    """
-    layout = exchange.layout
-    num_blocks = min(layout.num_blocks, layout.blocks_for(num_tokens))
-    peer = CpuExchange(msgspec.structs.replace(layout, num_blocks=num_blocks), PEER)
-    worker = msgspec.structs.replace(name, instance=PEER)
-    try:
-        peer.pool.fill_(1.0)
-        exchange.map_peer(worker, EPOCH, peer.layout, os.dup(peer.descriptor))
-        yield num_blocks
-    finally:
-        exchange.unmap_instance(PEER, EPOCH)
-        os.close(peer.descriptor)
-
-
 def _rows(step: StepShape) -> list[tuple[int, int]]:
     """All tokens and new tokens of each row. Decodes stand before the prompt, as the leader plans
     them."""
@@ -201,6 +210,10 @@ def _plan(step_id: int, rows: list[tuple[int, int]], first: int = 0) -> StepPlan
     return StepPlan(
         step_id=step_id, rows=tuple(Row(s, num_new, True) for s, (_, num_new) in numbered)
     )
+
+
+def _drawn(result: StepResult) -> tuple[DrawnToken, ...]:
+    return tuple(DrawnToken(row.sequence, row.token_ids[0]) for row in result.rows)
 
 
 def _run(executor: Engine, plan: StepPlan) -> None:

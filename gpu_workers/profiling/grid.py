@@ -12,7 +12,7 @@ from ipc.kv_layout import blocks_for
 PROMPT_TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 PROMPTS_TOGETHER = (2, 4, 8)
 PACKED_TOKENS = (32, 128)  # length of each prompt when several are prefilled together
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 CHUNK_TOKENS = (32, 128, 512)
 CACHED_TOKENS = (0, 256, 1024)  # before a chunk: nothing, and the longest other that has room

@@ -1,20 +1,18 @@
 """Measure an instance's steps and pulls in rounds and put the planner's table together."""
 
 import gc
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import torch
 
-from gpu_workers.cpu_exchange import CpuExchange
 from gpu_workers.errors import ModelError
-from gpu_workers.profiling.bench import Engine, PullBench, StepBench, connected
+from gpu_workers.profiling.bench import PEER, Engine, PullBench, StepBench
 from gpu_workers.profiling.grid import Grid, Room, StepShape
 from gpu_workers.profiling.pipelining import slowest_stage
+from gpu_workers.profiling.ranks import Rank
 from gpu_workers.profiling.rounds import (
     Budget,
     Once,
@@ -23,8 +21,6 @@ from gpu_workers.profiling.rounds import (
     settled_median,
 )
 from gpu_workers.profiling.saturation import is_near_knee, saturation_tokens
-from gpu_workers.profiling.stopwatch import Stopwatch
-from ipc.kv_layout import RankLayout
 from ipc.profile_table import (
     DecodePoint,
     MixedPoint,
@@ -32,6 +28,7 @@ from ipc.profile_table import (
     ProfileTable,
     TransferPoint,
 )
+from ipc.vocabulary import WorkerName
 
 Report = Callable[[float, str], None]
 Point = StepShape | int  # a step, or the number of tokens of a pull
@@ -56,58 +53,60 @@ class Effort(msgspec.Struct, frozen=True):
 
 
 def measure(
-    executor: Engine,
-    exchange: CpuExchange,
+    engine: Engine,
+    rank: Rank,
     effort: Effort,
     *,
     report: Report = lambda fraction, what: None,
 ) -> ProfileTable:
-    """Run the grid that fits the executor's context and pool, and find L_m.
+    """Run the grid that fits the engine's context and pool, and find L_m.
 
     Args:
-        executor: a fresh one; its table must be empty, its pool is overwritten.
-        exchange: the executor's own, or its leader's; a second pool is connected to it for the
-            pulls.
+        engine: a fresh one; its table must be empty, its pool is overwritten.
+        rank: the engine's own, or its leader's; a second pool is connected to it for the pulls.
         effort: the largest batch and context, and the seconds.
         report: called with the fraction done and what is being done.
 
     Raises:
         ModelError: the pool is too small for a single step.
     """
-    shape = exchange.layout
     room = Room(
-        num_blocks=shape.num_blocks,
-        block_size=shape.block_size,
-        max_context=min(effort.max_context, executor.max_context_tokens),
+        num_blocks=rank.num_blocks,
+        block_size=rank.exchange.layout.block_size,
+        max_context=min(effort.max_context, engine.max_context_tokens),
         max_batch=effort.max_batch,
         max_step_tokens=effort.max_step_tokens,
     )
     grid = Grid.of(room)
     if not grid.prefill or not grid.decode:
         raise ModelError("the KV pool or the context is too small to measure anything")
-    parallelism = executor.model.shard.parallelism
-    is_alone = parallelism.num_workers == 1
-    exchange.pool.fill_(0.5)  # so that its memory is there
+    parallelism = engine.model.shard.parallelism
+    rank.exchange.pool.fill_(0.5)  # so that its memory is there
     with (
         torch.inference_mode(),
         _without_collector(),
-        closing(Stopwatch(is_alone=is_alone)) as stopwatch,
-        connected(executor, exchange, stopwatch, max(grid.pulls)) as pulls,
+        closing(rank.place.stopwatch(is_alone=parallelism.num_workers == 1)) as stopwatch,
+        rank.place.twin(rank.exchange, max(grid.pulls), WorkerName(PEER)) as num_peer_blocks,
     ):
-        steps = StepBench(executor, stopwatch)
+        steps = StepBench(engine, stopwatch, rank.num_blocks)
+        pulls = PullBench(engine, stopwatch, rank.num_blocks, num_peer_blocks)
         samples = _sample(grid, steps, pulls, effort, report)
         budget = Budget(effort.stages_s, 0.0, effort.max_rounds)
         slowest = slowest_stage(steps, grid, room, parallelism.pp, budget)
-    table = _table(executor, shape, grid, samples)
-    waited = stopwatch.waited_s / stopwatch.total_s
-    return msgspec.structs.replace(table, slowest_stage=slowest, waited=waited)
+        path = rank.exchange.pull_path
+    return msgspec.structs.replace(
+        _table(engine, rank, grid, samples),
+        slowest_stage=slowest,
+        waited=stopwatch.waited_s / stopwatch.total_s,
+        pull_path=path,
+    )
 
 
 def _sample(
     grid: Grid, steps: StepBench, pulls: PullBench, effort: Effort, report: Report
 ) -> Samples:
     """The whole grid in rounds, then again the prompts near the knee."""
-    points: dict[Point, Once] = {step: partial(steps.step_ms, step) for step in grid.steps}
+    points: dict[Point, Once] = {step: partial(steps.served_ms, step) for step in grid.steps}
     points |= {tokens: partial(pulls.pull_ms, tokens) for tokens in grid.pulls}
     whole = effort.total_s / (effort.total_s + effort.knee_s)
     samples = sample_in_rounds(
@@ -125,20 +124,21 @@ def _sample(
     return samples | {step: [*samples[step], *again[step]] for step in knee}
 
 
-def _table(executor: Engine, layout: RankLayout, grid: Grid, samples: Samples) -> ProfileTable:
+def _table(engine: Engine, rank: Rank, grid: Grid, samples: Samples) -> ProfileTable:
     ms = {point: settled_median(taken) for point, taken in samples.items()}
-    parallelism = executor.model.shard.parallelism
+    layout, parallelism = rank.exchange.layout, engine.model.shard.parallelism
     return ProfileTable(
-        model=executor.model.config.name,
-        device=_device_name(),
-        kernels=executor.kernels_name,
+        model=engine.model.config.name,
+        device=rank.place.device_name,
+        device_kind=rank.place.kind,
+        kernels=engine.kernels_name,
         dtype=layout.dtype,
         tp=parallelism.tp,
         pp=parallelism.pp,
         block_size=layout.block_size,
         num_threads=torch.get_num_threads(),
         saturation_tokens=saturation_tokens(_prefill_points(grid, samples, min)),
-        kv_bytes_per_token=executor.model.config.kv_bytes_per_token(layout.dtype),
+        kv_bytes_per_token=engine.model.config.kv_bytes_per_token(layout.dtype),
         prefill=tuple(_prefill_points(grid, samples, settled_median)),
         decode=tuple(DecodePoint(step.batch, step.context, ms[step]) for step in grid.decode),
         mixed=tuple(
@@ -172,13 +172,3 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _device_name() -> str:
-    """The processor's own name, or the machine's kind where the system does not tell."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -1,13 +1,12 @@
 """The ranks of an instance that is profiled: a process each, as in a service, but no daemon.
 
 All of them build their engine from the same `Subject`; the leader stays in the process that
-measures, the others carry out its plans. Where there are enough cores each rank has its own.
+measures, the others carry out its plans. Where there are enough cores each rank on CPU has its own.
 """
 
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import NamedTuple
@@ -17,57 +16,50 @@ import torch
 
 from gpu_workers import lifeline
 from gpu_workers.collectives import Alone, Collectives, CollectivesFailed
-from gpu_workers.cpu_exchange import CpuExchange
-from gpu_workers.engine import TORCH_DTYPES, EngineSpec, build_executor, pool_layout
+from gpu_workers.device_watch import DeviceWatch
+from gpu_workers.engine import EngineSpec
 from gpu_workers.errors import ModelError
 from gpu_workers.executor import Executor
 from gpu_workers.follower import Follower, Peers
-from gpu_workers.gloo_collectives import GlooCollectives
-from gpu_workers.group import drawer, ranks
-from gpu_workers.kv_exchange import KVExchange
+from gpu_workers.group import drawer
+from gpu_workers.kv_exchange import KVExchange, OwnExchange
 from gpu_workers.leader import StepExecutor
 from gpu_workers.models.config import read_config
 from gpu_workers.plan_bus import FollowerBus, GroupBroken, Waiting
-from gpu_workers.profiling.bench import twin
+from gpu_workers.profiling.places import Machine, Place, ThisMachine
 from gpu_workers.profiling.rounds import Progress
-from gpu_workers.shm_collectives import sums_library
-from ipc.kv_layout import RankLayout
+from gpu_workers.profiling.subject import INSTANCE, Subject
+from ipc.channel import ChannelClosed
+from ipc.cuda_runtime import CudaError, CudaUnavailable
 from ipc.kv_shm import PoolUnavailable
-from ipc.messages import Command, Event, LoadFormat, PeerUp, Tokens
+from ipc.messages import Command, Event, PeerUp, Tokens
 from ipc.sharding import Shard
-from ipc.vocabulary import DType, Parallelism, WorkerName
+from ipc.vocabulary import WorkerName
 
 logger = logging.getLogger(__name__)
 
-INSTANCE = "profiled"
-LEADER = WorkerName(INSTANCE)
 EXIT_S = 10.0
 
-
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance of a model, as the daemon would run it; `kv_bytes` and `num_threads` of each
-    worker."""
-
-    model_dir: str
-    dtype: DType
-    load_format: LoadFormat
-    max_context_tokens: int
-    block_size: int
-    kv_bytes: int
-    num_threads: int
-    parallelism: Parallelism
-
-    @property
-    def names(self) -> list[WorkerName]:
-        """All ranks, the leader first."""
-        return ranks(INSTANCE, self.parallelism)
+FAULTS = (
+    ModelError,
+    PoolUnavailable,
+    CollectivesFailed,
+    GroupBroken,
+    ChannelClosed,
+    CudaUnavailable,
+    CudaError,
+    torch.OutOfMemoryError,
+)
+"""What may come between us and a table, and says in one sentence what it is."""
 
 
 class Rank(NamedTuple):
-    """One rank's engine."""
+    """One rank's engine, where it is, and how many blocks of its pool sequences may have."""
 
     executor: Executor
-    exchange: CpuExchange
+    exchange: OwnExchange
+    place: Place
+    num_blocks: int
 
 
 def shard_of(subject: Subject, name: WorkerName) -> Shard:
@@ -76,58 +68,44 @@ def shard_of(subject: Subject, name: WorkerName) -> Shard:
     return config.shard(subject.parallelism, name.stage, name.tp_rank)
 
 
-def layout_of(subject: Subject, name: WorkerName) -> RankLayout:
-    """Raises ModelError where the shape, or the memory, is none to run the model with."""
-    return pool_layout(
-        read_config(subject.model_dir),
-        dtype=subject.dtype,
-        block_size=subject.block_size,
-        kv_bytes=subject.kv_bytes,
-        shard=shard_of(subject, name),
-    )
-
-
-def meet(subject: Subject, name: WorkerName, directory: str) -> Collectives:
+def meet(subject: Subject, name: WorkerName, directory: str, place: Place) -> Collectives:
     """Join the other ranks, who must do the same. Raises CollectivesFailed."""
     if subject.parallelism.num_workers == 1:
         return Alone()
-    return GlooCollectives(
-        f"file://{directory}/meeting",
-        shard_of(subject, name),
-        hidden_size=read_config(subject.model_dir).hidden_size,
-        dtype=TORCH_DTYPES[subject.dtype],
-        library=sums_library(),
-    )
+    return place.meet(subject, shard_of(subject, name), f"file://{directory}/meeting")
 
 
 def build(
     subject: Subject,
     name: WorkerName,
+    place: Place,
     collectives: Collectives,
     progress: Progress = lambda fraction: None,
 ) -> Rank:
     """Raises ModelError or PoolUnavailable."""
+    shard = shard_of(subject, name)
     spec = EngineSpec(
         model_dir=subject.model_dir,
         dtype=subject.dtype,
         load_format=subject.load_format,
         max_context_tokens=subject.max_context_tokens,
-        shard=shard_of(subject, name),
+        shard=shard,
     )
-    config, exchange = (
-        read_config(subject.model_dir),
-        CpuExchange(layout_of(subject, name), INSTANCE),
-    )
-    executor = build_executor(config, spec, exchange, collectives=collectives, progress=progress)
-    return Rank(executor, exchange)
+    layout = place.layout(subject, shard)
+    num_blocks = layout.num_blocks - place.num_spare_blocks
+    if num_blocks < 1:
+        raise ModelError("the KV pool has no block for a sequence")
+    exchange = place.exchange(layout)
+    executor = place.executor(spec, exchange, collectives, progress)
+    return Rank(executor, exchange, place, num_blocks)
 
 
 @contextmanager
-def started(subject: Subject, directory: str) -> Iterator[None]:
+def started(subject: Subject, directory: str, machine: Machine) -> Iterator[None]:
     """Processes of all ranks but the leader; at the end they must have been dismissed."""
-    python = [sys.executable, "-P", "-m", "gpu_workers", "profile-rank"]
     asked = [msgspec.json.encode(subject).decode(), directory, str(os.getpid())]
-    with running([[*python, str(number), *asked] for number in range(1, len(subject.names))]):
+    numbers = range(1, len(subject.names))
+    with running([[*machine.rank_command, str(number), *asked] for number in numbers]):
         yield
 
 
@@ -147,11 +125,11 @@ def running(commands: Sequence[Sequence[str]]) -> Iterator[None]:
 
 @contextmanager
 def placed(subject: Subject, number: int) -> Iterator[None]:
-    """On the `number`-th share of the cores, if there are enough for all ranks."""
+    """On the `number`-th share of the cores, if it computes there and there are enough for all."""
     before = os.sched_getaffinity(0)
     threads, num_workers = subject.num_threads, subject.parallelism.num_workers
     torch.set_num_threads(threads)
-    if num_workers > 1 and has_cores_for(subject):
+    if subject.first_gpu is None and num_workers > 1 and has_cores_for(subject):
         os.sched_setaffinity(0, sorted(before)[number * threads : (number + 1) * threads])
     try:
         yield
@@ -170,29 +148,30 @@ def endpoint(directory: str) -> str:
     return f"ipc://{directory}/plans.ipc"
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], machine: Machine | None = None) -> int:
     """`gpu_workers profile-rank NUMBER SUBJECT DIRECTORY PARENT`, started by `started` alone."""
     number, subject_json, directory, parent = argv
     lifeline.die_with_parent(int(parent))
+    subject = msgspec.json.decode(subject_json, type=Subject)
     try:
-        _serve(msgspec.json.decode(subject_json, type=Subject), int(number), directory)
-    except (ModelError, PoolUnavailable, CollectivesFailed, GroupBroken) as error:
+        _serve(subject, int(number), directory, machine or ThisMachine())
+    except FAULTS as error:
         logger.error("worker %s of the profiled instance: %s", number, error)
         return 1
     return 0
 
 
-def _serve(subject: Subject, number: int, directory: str) -> None:
-    name = subject.names[number]
+def _serve(subject: Subject, number: int, directory: str, machine: Machine) -> None:
+    name, place = subject.names[number], machine.place(subject, number)
     with (
         placed(subject, number),
-        closing(meet(subject, name, directory)) as collectives,
+        closing(meet(subject, name, directory, place)) as collectives,
         torch.inference_mode(),
     ):
-        executor, exchange = build(subject, name, collectives)
-        exchange.pool.fill_(0.5)
-        with twin(exchange, subject.max_context_tokens, name):
-            follow(subject, name, directory, executor, exchange)
+        rank = build(subject, name, place, collectives)
+        rank.exchange.pool.fill_(0.5)
+        with place.twin(rank.exchange, subject.max_context_tokens, name):
+            follow(subject, name, directory, rank.executor, rank.exchange)
 
 
 def follow(
@@ -203,16 +182,32 @@ def follow(
     exchange: KVExchange,
 ) -> None:
     """Carry out the leader's plans until it dismisses us."""
-    with closing(FollowerBus(endpoint(directory), name)) as feed:
+    draws = name == drawer(INSTANCE, subject.parallelism)
+    with (
+        closing(FollowerBus(endpoint(directory), name)) as feed,
+        _watching(executor, needed=draws and subject.first_gpu is not None) as device,
+    ):
         Follower(
             Nobody(),
             feed,
             executor,
             exchange,
             Peers(exchange, _no_descriptor),
-            wait=Waiting(feed.waitables),
-            draws=name == drawer(INSTANCE, subject.parallelism),
+            wait=Waiting([*feed.waitables, *([device.waitable] if device else [])]),
+            draws=draws,
+            device=device,
         ).run()
+
+
+@contextmanager
+def _watching(executor: StepExecutor, *, needed: bool) -> Iterator[DeviceWatch | None]:
+    """What tells a rank that draws on a GPU of the end of its steps."""
+    if not needed:
+        yield None
+        return
+    assert isinstance(executor, Executor)
+    with closing(DeviceWatch(executor.mark)) as device:
+        yield device
 
 
 class Nobody:

@@ -4,6 +4,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ipc.profile_table import MixedPoint, ProfileTable
+from ipc.vocabulary import DeviceKind
+
+PATHS = {"local": "within a GPU", "peer": "from another GPU", "host": "through the host"}
 
 
 def show(table: ProfileTable, console: Console) -> None:
@@ -12,7 +15,7 @@ def show(table: ProfileTable, console: Console) -> None:
         f"{table.num_threads} thread(s), {table.device}\n"
         f"L_m = [bold]{table.saturation_tokens}[/bold] tokens, "
         f"{table.kv_bytes_per_token:,} bytes of keys and values per token\n"
-        f"{_spread(table)}; {_waited(table)}{_slowest(table)}",
+        f"{_spread(table)}; {_waited(table)}{_slowest(table)}{_path(table)}",
         highlight=False,
     )
     console.print(_prefill(table), _decode(table), _mixed(table), _transfer(table))
@@ -29,6 +32,8 @@ def _spread(table: ProfileTable) -> str:
 
 
 def _waited(table: ProfileTable) -> str:
+    if table.device_kind is DeviceKind.CUDA:
+        return f"the host waited for its core for {table.waited:.0%} of the time, which is counted"
     if table.tp * table.pp > 1:
         return (
             f"the leader waited for its core for {table.waited:.0%} of the time, which is counted"
@@ -73,6 +78,11 @@ def _mixed(table: ProfileTable) -> Table:
         ms = {_beside(p): f"{p.ms:.1f}" for p in table.mixed if (p.num_new, p.num_cached) == chunk}
         shown.add_row(*map(str, chunk), *(ms.get(beside, "") for beside in besides))
     return shown
+
+
+def _path(table: ProfileTable) -> str:
+    told = PATHS.get(table.pull_path)
+    return f"\npulls are {told}" if told else ""
 
 
 def _beside(point: MixedPoint) -> tuple[int, int]:

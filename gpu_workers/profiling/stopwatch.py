@@ -7,6 +7,7 @@ time that the work itself does not take. Where the kernel does not count, wall t
 
 import os
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -23,10 +24,13 @@ class Stopwatch:
     Args:
         is_alone: whether our process has one busy thread. Where others of its own take turns with
             this one, as those of collectives do, waiting for them is part of the work.
+        settle: waits for a device on which work is done, at both ends. Such work goes on while this
+            thread waits for its core, so with a device `is_alone` is to be False.
     """
 
-    def __init__(self, *, is_alone: bool = True) -> None:
+    def __init__(self, *, is_alone: bool = True, settle: Callable[[], None] = lambda: None) -> None:
         self._is_alone = is_alone
+        self._settle = settle
         self.ms = 0.0
         self.waited_s = 0.0
         self.total_s = 0.0
@@ -43,6 +47,7 @@ class Stopwatch:
             self._schedstat = None
 
     def __enter__(self) -> Self:
+        self._settle()
         self._waited_before_s = self._run_delay_s()
         self._began_s = time.perf_counter()
         return self
@@ -53,6 +58,8 @@ class Stopwatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is None:
+            self._settle()
         elapsed_s = time.perf_counter() - self._began_s
         waited_s = min(elapsed_s, self._run_delay_s() - self._waited_before_s)
         worked_s = elapsed_s - waited_s if self._is_alone else elapsed_s

@@ -18,8 +18,10 @@ from gpu_workers.models.layers import Model
 from gpu_workers.plan_bus import LeaderBus
 from gpu_workers.profiling import ranks
 from gpu_workers.profiling.bench import GREEDY, Engine
-from gpu_workers.profiling.ranks import LEADER, Rank, Subject
+from gpu_workers.profiling.places import Machine, ThisMachine, check_gpus
+from gpu_workers.profiling.ranks import Rank
 from gpu_workers.profiling.rounds import Progress
+from gpu_workers.profiling.subject import LEADER, Subject
 from gpu_workers.step_plan import NewBlocks, NewSequence, PullResult, Row, StepPlan, StepResult
 from ipc.vocabulary import Parallelism
 
@@ -29,7 +31,9 @@ FENCE = 1 << 40  # a sequence of our own
 
 @contextmanager
 def instance(
-    subject: Subject, progress: Progress = lambda fraction: None
+    subject: Subject,
+    progress: Progress = lambda fraction: None,
+    machine: Machine | None = None,
 ) -> Iterator[tuple[Engine, Rank]]:
     """What is to be measured, and the leader's rank; the others run beside it until the end.
 
@@ -37,14 +41,18 @@ def instance(
         ModelError: the model cannot be run like that; nothing was started then.
         CollectivesFailed, GroupBroken: a rank was lost.
     """
-    ranks.layout_of(subject, LEADER)
+    machine = machine or ThisMachine()
+    shard = ranks.shard_of(subject, LEADER)
+    check_gpus(subject, machine.num_gpus)
+    place = machine.place(subject, 0)
+    place.layout(subject, shard)
     with (
         tempfile.TemporaryDirectory(prefix="ds-") as directory,
-        ranks.started(subject, directory),
+        ranks.started(subject, directory, machine),
         ranks.placed(subject, 0),
-        closing(ranks.meet(subject, LEADER, directory)) as collectives,
+        closing(ranks.meet(subject, LEADER, directory, place)) as collectives,
     ):
-        rank = ranks.build(subject, LEADER, collectives, progress)
+        rank = ranks.build(subject, LEADER, place, collectives, progress)
         if subject.parallelism.num_workers == 1:
             yield rank.executor, rank
             return
@@ -64,6 +72,7 @@ class WholeInstance:
         self.num_token_ids = executor.num_token_ids
         self.max_context_tokens = executor.max_context_tokens
         self.kernels_name = executor.kernels_name
+        self.max_in_flight = executor.max_in_flight
         self._group = GroupExecutor(executor, bus, parallelism)
         self._num_plans = 0
         self._has_fence = False

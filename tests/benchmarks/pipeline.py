@@ -21,7 +21,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from gpu_workers.profiling.ranks import Subject
+from gpu_workers.profiling.subject import Subject
 from ipc.messages import LoadFormat
 from ipc.vocabulary import DType, Parallelism
 from tests.benchmarks.scripted_load import Instance, Span, instance

@@ -18,7 +18,7 @@ from gpu_workers.leader import Leader
 from gpu_workers.plan_bus import LeaderBus, Waiting
 from gpu_workers.prefill_side import Owner
 from gpu_workers.profiling import ranks
-from gpu_workers.profiling.ranks import INSTANCE, LEADER, Subject
+from gpu_workers.profiling.subject import INSTANCE, LEADER, Subject
 from gpu_workers.scheduler import Scheduler
 from ipc.messages import Command, Event, Exit, MixedPolicy, PeerUp, Prefill, Prefilled, Tokens
 from ipc.prefill_policy import BatchLimits

@@ -22,8 +22,9 @@ from gpu_workers.engine import TORCH_DTYPES
 from gpu_workers.executor import Executor
 from gpu_workers.models.config import read_config
 from gpu_workers.profiling import ranks
-from gpu_workers.profiling.ranks import Subject
+from gpu_workers.profiling.places import CpuPlace
 from gpu_workers.profiling.stopwatch import Stopwatch
+from gpu_workers.profiling.subject import Subject
 from gpu_workers.step_plan import StepPlan, StepResult
 from ipc.vocabulary import WorkerName
 
@@ -118,14 +119,14 @@ def watched(subject: Subject, name: WorkerName, directory: str) -> Iterator[Watc
     """A rank with its own cores, its weights loaded, its pool's memory there."""
     with (
         ranks.placed(subject, subject.names.index(name)),
-        closing(ranks.meet(subject, name, directory)) as inner,
+        closing(ranks.meet(subject, name, directory, CpuPlace())) as inner,
         torch.inference_mode(),
     ):
         collectives = WatchedCollectives(inner)
-        executor, exchange = ranks.build(subject, name, collectives)
-        exchange.pool.fill_(0.5)
+        rank = ranks.build(subject, name, CpuPlace(), collectives)
+        rank.exchange.pool.fill_(0.5)
         sums_us = bare_sums_us(subject, inner) if inner.tp > 1 else []
-        yield Watched(WatchedExecutor(executor, collectives), exchange, sums_us)
+        yield Watched(WatchedExecutor(rank.executor, collectives), rank.exchange, sums_us)
 
 
 def bare_sums_us(subject: Subject, collectives: Collectives) -> list[float]:

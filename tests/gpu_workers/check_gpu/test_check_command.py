@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,102 +10,206 @@ import orjson
 import pytest
 import torch
 
-from gpu_workers.check_gpu import command, stages
-from gpu_workers.check_gpu.backend import Backend, CpuBackend
-from gpu_workers.check_gpu.outcome import CheckFailed, Found, Outcome, Report, Skipped, Verdict
-from gpu_workers.check_gpu.stages import BY_NAME, STAGES, Stage, run_apart, run_here
+from gpu_workers.check_gpu import command
+from gpu_workers.check_gpu.backend import CpuBackend
+from gpu_workers.check_gpu.outcome import CheckFailed, Note, Outcome, Report, Skipped, Verdict
+from gpu_workers.check_gpu.stage_process import StageProcess
+from gpu_workers.check_gpu.stages import BY_NAME, STAGES, Stage, run_here
 
 
-def test_it_runs_its_stages_and_leaves_a_report(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    asked = ["check-gpu", "--device", "cpu", "--stages", "attention,probe", "--json", str(report)]
+@pytest.fixture(scope="module")
+def process() -> Iterator[StageProcess]:
+    """The stages' process, on the CPU."""
+    python = [sys.executable, "-P", "-m", "gpu_workers", "check-gpu"]
+    with StageProcess([*python, "--device", "cpu", "--serve-stages"]) as process:
+        yield process
+
+
+def run(process: StageProcess, stage: str) -> Outcome:
+    return process.run(stage, BY_NAME[stage].limit_on("cpu"))
+
+
+def test_it_runs_its_stages_and_leaves_reports_for_people_and_programs(tmp_path: Path) -> None:
+    as_json, for_people = tmp_path / "report.json", tmp_path / "report.md"
+    asked = ["check-gpu", "--device", "cpu", "--stages", "host,probe,modules"]
+    files = ["--json", str(as_json), "--report", str(for_people)]
     ran = subprocess.run(
-        [sys.executable, "-P", "-m", "daemon", *asked], capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-m", "daemon", *asked, *files],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
-    assert [line.split()[:2] for line in lines[:2]] == [["PASS", "probe"], ["PASS", "attention"]]
-    assert lines[2].startswith("cpu: 2 PASS in ")
-    told: dict[str, Any] = orjson.loads(report.read_bytes())
-    assert [stage["verdict"] for stage in told["stages"]] == ["PASS", "PASS"]
+    expected = [["PASS", "probe"], ["SKIP", "modules"], ["PASS", "host"]]
+    assert [line.split()[:2] for line in lines[:3]] == expected
+    assert lines[3].startswith("cpu: 2 PASS, 1 SKIP in ")
+    told: dict[str, Any] = orjson.loads(as_json.read_bytes())
+    assert [stage["verdict"] for stage in told["stages"]] == ["PASS", "SKIP", "PASS"]
     assert told["device"] == "cpu"
-    assert told["stages"][1]["figures"]["errors"]["64x8/8"] < 0.02
+    assert told["stages"][2]["figures"]["batch 8"]["prepare_us"] > 0
+    text = for_people.read_text()
+    assert text.startswith(f"# Check of cpu, {told['started']}\n")
+    assert "| modules | SKIP |" in text
 
 
 @pytest.mark.slow
-def test_the_whole_service_stands_the_death_of_a_worker() -> None:
-    ran = run_apart(stages.stage_command(BY_NAME["service"], "cpu"), BY_NAME["service"])
+def test_the_whole_service_stands_the_death_of_a_worker(process: StageProcess) -> None:
+    ran = run(process, "service")
     assert (ran.verdict, ran.figures["requests"]) == (Verdict.PASS, 16), ran.detail
+    assert ran.figures["blocks_left"] == 0
+    assert ran.figures["ttft_ms"]["alone"] > ran.figures["tpot_ms"]["alone"] > 0
 
 
 @pytest.mark.slow
-def test_the_model_draws_what_transformers_holds_for_likely() -> None:
-    ran = run_apart(stages.stage_command(BY_NAME["model"], "cpu"), BY_NAME["model"])
+def test_two_workers_that_prefill_together_answer_as_one_engine(process: StageProcess) -> None:
+    ran = run(process, "parallel")
     assert ran.verdict is Verdict.PASS, ran.detail
 
 
-def test_steps_are_measured_beside_their_floor() -> None:
-    ran = run_apart(stages.stage_command(BY_NAME["steps"], "cpu"), BY_NAME["steps"])
+@pytest.mark.slow
+def test_the_model_draws_what_transformers_holds_for_likely(process: StageProcess) -> None:
+    ran = run(process, "model")
     assert ran.verdict is Verdict.PASS, ran.detail
-    assert ran.figures["floor_ms"].keys() == ran.figures["eager"].keys() == {"1", "4"}
-    assert ran.figures["prefill_tokens_per_s"]["64"] > 0
 
 
-def test_pulls_are_measured_beside_a_copy() -> None:
-    ran = run_apart(stages.stage_command(BY_NAME["bandwidth"], "cpu"), BY_NAME["bandwidth"])
+def test_steps_are_measured_beside_their_floor(process: StageProcess) -> None:
+    ran = run(process, "steps")
+    assert ran.verdict is Verdict.PASS, ran.detail
+    batches = {"1", "4"}
+    assert ran.figures["decode_floor_ms"].keys() == batches
+    assert ran.figures["decode_eager_ms"].keys() == batches
+    assert ran.figures["prefill 64"]["tokens_per_s"] > 0
+
+
+def test_pulls_are_measured_beside_a_copy(process: StageProcess) -> None:
+    ran = run(process, "bandwidth")
     assert ran.verdict is Verdict.PASS, ran.detail
     assert set(ran.figures) == {"256 KiB", "2048 KiB", "12800 KiB"}
 
 
-def failing(backend: Backend) -> Found:
+def failing(backend: Any, note: Note) -> str:
+    note("seen", 1)
     raise CheckFailed("blocks differ")
 
 
-def crashing(backend: Backend) -> Found:
+def crashing(backend: Any, note: Note) -> str:
     raise ZeroDivisionError("by zero")
 
 
-def skipping(backend: Backend) -> Found:
+def skipping(backend: Any, note: Note) -> str:
     raise Skipped("transformers is not installed")
 
 
 @pytest.mark.parametrize(
-    ("run", "verdict", "detail"),
+    ("act", "verdict", "detail"),
     [
         (failing, Verdict.FAIL, "blocks differ"),
         (crashing, Verdict.FAIL, "ZeroDivisionError: by zero"),
         (skipping, Verdict.SKIP, "transformers is not installed"),
-        (lambda backend: Found("fine"), Verdict.PASS, "fine"),
+        (lambda backend, note: "fine", Verdict.PASS, "fine"),
     ],
 )
-def test_whatever_a_stage_does_is_its_outcome(run: Any, verdict: Verdict, detail: str) -> None:
-    outcome = run_here(Stage("one", 1, run), CpuBackend)
+def test_whatever_a_stage_does_is_its_outcome(act: Any, verdict: Verdict, detail: str) -> None:
+    outcome = run_here(Stage("one", 1, act), CpuBackend, lambda name, value: None)
     assert (outcome.verdict, outcome.detail) == (verdict, detail)
+    assert ("ZeroDivisionError" in outcome.log) == (act is crashing)
 
 
-def test_a_stage_that_hangs_is_ended_with_all_that_it_started() -> None:
-    """Its children hold its output open: were they left, this would not return."""
-    code = "import subprocess; subprocess.run(['sleep', '1000'])"
-    outcome = run_apart([sys.executable, "-c", code], Stage("one", 0.5, failing))
+def test_figures_of_a_stage_that_failed_are_kept() -> None:
+    noted: list[tuple[str, Any]] = []
+    outcome = run_here(Stage("one", 1, failing), CpuBackend, lambda *figure: noted.append(figure))
+    assert (dict(outcome.figures), noted) == ({"seen": 1}, [("seen", 1)])
+
+
+SERVES = """
+import os, subprocess, sys, time
+from gpu_workers.check_gpu import stage_process
+from gpu_workers.check_gpu.outcome import Outcome, Verdict
+from gpu_workers.check_gpu.stage_process import Figure
+
+def run(name, say):
+    say(Figure("process", os.getpid()))
+    print("what a library prints is no word of ours")
+    if name == "hangs":
+        subprocess.run(["sleep", "1000"])
+    if name == "dies":
+        sys.stderr.write("last words\\n")
+        os.abort()
+    verdict = Verdict.FAIL if name == "fails" else Verdict.PASS
+    return Outcome(name, verdict, 0.1, "as told", {"process": os.getpid()})
+
+stage_process.serve(run)
+"""
+
+
+@pytest.fixture
+def played() -> Iterator[StageProcess]:
+    with StageProcess([sys.executable, "-c", SERVES]) as process:
+        yield process
+
+
+def test_stages_that_pass_share_a_process_and_one_that_failed_leaves_a_fresh_one(
+    played: StageProcess,
+) -> None:
+    names = ("passes", "passes", "fails", "passes")
+    first, second, third, fourth = (played.run(name, 60).figures["process"] for name in names)
+    assert first == second == third != fourth
+
+
+def test_a_stage_that_hangs_is_ended_with_all_that_it_started_and_keeps_its_figures(
+    played: StageProcess,
+) -> None:
+    before = played.run("passes", 60).figures["process"]
+    outcome = played.run("hangs", 0.5)
     assert (outcome.verdict, outcome.detail) == (Verdict.FAIL, "not done after 0.5 s")
+    assert outcome.figures == {"process": before}
+    assert played.run("passes", 60).figures["process"] != before
 
 
-@pytest.mark.parametrize("code", ["import os; os.abort()", "print('hello')"])
-def test_a_stage_that_says_nothing_has_failed(code: str) -> None:
-    outcome = run_apart([sys.executable, "-c", code], Stage("one", 60, failing))
+def test_a_stage_that_dies_has_failed_and_its_last_words_are_kept(played: StageProcess) -> None:
+    outcome = played.run("dies", 60)
     assert outcome.verdict is Verdict.FAIL
-    assert "said nothing" in outcome.detail
+    assert outcome.detail == "its process ended with -6 and said nothing"
+    assert "last words" in outcome.log
 
 
-def test_the_check_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = iter([Verdict.FAIL, Verdict.PASS])
-    monkeypatch.setattr(
-        stages, "run_apart", lambda _, stage: Outcome(stage.name, next(ends), 0.1, "")
-    )
-    said: list[Outcome] = []
-    report = command.check("cpu", STAGES[:2], said.append)
-    assert [outcome.verdict for outcome in said] == [Verdict.FAIL, Verdict.PASS]
+def test_a_process_that_never_comes_up_is_a_failure_of_each_stage() -> None:
+    with StageProcess([sys.executable, "-c", "raise SystemExit('no such device')"]) as process:
+        outcomes = [process.run("probe", 60), process.run("pulls", 60)]
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.FAIL] * 2
+    assert "no such device" in outcomes[1].log
+
+
+def always(ends: Sequence[Verdict]) -> Callable[[str, float], Outcome]:
+    verdicts = iter(ends)
+    return lambda name, limit_s: Outcome(name, next(verdicts), 0.1, f"within {limit_s:g} s")
+
+
+def test_the_check_goes_on_after_a_failure() -> None:
+    said: list[Report] = []
+    chosen = [(stage, float("inf")) for stage in STAGES[:2]]
+    report = command.check("cpu", chosen, always([Verdict.FAIL, Verdict.PASS]), said.append)
+    assert [len(report.stages) for report in said] == [1, 2]
+    assert [outcome.verdict for outcome in report.stages] == [Verdict.FAIL, Verdict.PASS]
     assert report.exit_code == 1
+
+
+def test_a_check_whose_time_is_over_begins_nothing_more_and_cuts_the_last_one_short() -> None:
+    times_s = iter([0.0, 0.0, 40.0, 40.0, 50.0, 50.0])
+    chosen = [(BY_NAME[name], 50.0) for name in ("attention", "pulls", "service")]
+    ends = always([Verdict.PASS, Verdict.PASS])
+    report = command.check("cuda:0", chosen, ends, lambda report: None, lambda: next(times_s, 50.0))
+    assert [outcome.verdict for outcome in report.stages] == [
+        Verdict.PASS,
+        Verdict.PASS,
+        Verdict.SKIP,
+    ]
+    assert [outcome.detail for outcome in report.stages] == [
+        "within 50 s",
+        "within 10 s",
+        "the time of the check was over",
+    ]
 
 
 def test_a_skipped_stage_is_no_failure() -> None:
@@ -123,10 +228,15 @@ def test_a_stage_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[st
     assert "there is no stage 'nonsense'" in capsys.readouterr().err
 
 
-def test_a_report_that_cannot_be_written_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("device", ["gpu0", "cuda:x"])
+def test_a_device_that_is_none_is_refused(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--device", device]) == command.EXIT_NO_DEVICE
+    assert f"--device is cpu or cuda:N, not {device!r}" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_told_before_anything_is_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "check", lambda *_: Report("cpu", "", 1.0, ()))
     code = command.main(["--device", "cpu", "--json", str(tmp_path / "no" / "report.json")])
     assert code == command.EXIT_CANNOT_WRITE
     assert "cannot be written" in capsys.readouterr().err

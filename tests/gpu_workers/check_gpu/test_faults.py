@@ -1,4 +1,5 @@
-"""The check fails where it must: keys and values swapped, a wrong stride, a missing fence."""
+"""The check fails where it must: keys and values swapped, a wrong stride, a missing fence, slow
+links, a wrong scale, tokens that no engine would draw."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,19 +7,29 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_workers.check_gpu.attention import check_attention
-from gpu_workers.check_gpu.backend import CpuBackend
+from gpu_workers.check_gpu.attention import Heads, check_attention
+from gpu_workers.check_gpu.backend import CpuBackend, spec_of
+from gpu_workers.check_gpu.bandwidth import check_bandwidth
+from gpu_workers.check_gpu.driver import Driver
 from gpu_workers.check_gpu.outcome import CheckFailed
 from gpu_workers.check_gpu.pulls import check_pulls
+from gpu_workers.check_gpu.scoring import SLACK, require_likely
+from gpu_workers.check_gpu.tiny_models import TINY, write_config
 from gpu_workers.cpu_exchange import CpuExchange, Parts, copy_parts
+from gpu_workers.executor import Executor
 from gpu_workers.kernels import Kernels
 from gpu_workers.models.config import ModelConfig
 from ipc.kv_layout import RankLayout
 from tests.gpu_workers.check_gpu.played_gpu import played_gpu
 
+
+def ignored(name: str, value: object) -> None:
+    """A figure that a test does not look at."""
+
+
 ONE = ((1, 1),)
 TWO = ((1, 1), (2, 1))
-HEADS = ((64, 6, 2),)
+HEADS = (Heads(64, 6, 2),)
 
 
 def swapped(parts: Parts) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -62,8 +73,8 @@ class Faulty(CpuBackend):
 
 
 def test_pulls_on_the_cpu_pass() -> None:
-    found = check_pulls(CpuBackend(), TWO)
-    assert found.detail.startswith("2 shapes into 3 kinds of ranks")
+    found = check_pulls(CpuBackend(), ignored, TWO)
+    assert found.startswith("2 shapes into 3 kinds of ranks")
 
 
 @pytest.mark.parametrize("fault", [swapped, shifted])
@@ -72,17 +83,17 @@ def test_pulls_that_copy_wrongly_fail(fault: Any) -> None:
         return CpuExchange(layout, label, copy=lambda parts: copy_parts(fault(parts)))
 
     with pytest.raises(CheckFailed, match="12 of 12 blocks pulled from 1 ranks differ"):
-        check_pulls(Faulty(make), ONE)
+        check_pulls(Faulty(make), ignored, ONE)
 
 
 def test_pulls_that_are_reported_too_early_fail() -> None:
     with pytest.raises(CheckFailed, match="12 of 12 blocks pulled from 1 ranks differ"):
-        check_pulls(Faulty(LateExchange), ONE)
+        check_pulls(Faulty(LateExchange), ignored, ONE)
 
 
 def test_a_skipped_fence_on_a_gpu_fails() -> None:
     with pytest.raises(CheckFailed, match="blocks pulled from 1 ranks differ"):
-        check_pulls(played_gpu(skips_fences=True), ONE)
+        check_pulls(played_gpu(skips_fences=True), ignored, ONE)
 
 
 def test_pulls_that_write_elsewhere_too_fail() -> None:
@@ -93,7 +104,7 @@ def test_pulls_that_write_elsewhere_too_fail() -> None:
             self.pool[free] = 1.0
 
     with pytest.raises(CheckFailed, match="blocks were written that nobody asked for"):
-        check_pulls(Faulty(Sloppy), ONE)
+        check_pulls(Faulty(Sloppy), ignored, ONE)
 
 
 class Swapping:
@@ -118,12 +129,68 @@ class OtherLayer(Swapping):
         self._kernels.append(0, qkv)
 
 
+class Elsewhere(Swapping):
+    """Kernels that write right, and once more where nobody asked for it."""
+
+    def __init__(self, kernels: Kernels, config: ModelConfig, pool: torch.Tensor) -> None:
+        super().__init__(kernels, config, pool)
+        self._pool = pool
+
+    def append(self, layer: int, qkv: torch.Tensor) -> None:
+        self._kernels.append(layer, qkv)
+        free = int((self._pool.flatten(1) == 0).all(1).nonzero()[0])
+        self._pool[free, 0, layer, 0, 0] = qkv[0, : self._pool.shape[5]]
+
+
+class OtherScale(Swapping):
+    """Kernels that scale scores by the stored width of a head and not by the model's."""
+
+    def append(self, layer: int, qkv: torch.Tensor) -> None:
+        qkv[:, : -2 * self._width] *= 0.8
+        self._kernels.append(layer, qkv)
+
+
 def test_attention_on_the_cpu_passes() -> None:
-    found = check_attention(CpuBackend(), HEADS)
-    assert list(found.figures["errors"]) == ["64x6/2"]
+    figures: dict[str, Any] = {}
+    check_attention(CpuBackend(), figures.__setitem__, HEADS)
+    assert list(figures) == ["bfloat16 64x6/2", "float16 64x6/2"]
 
 
-@pytest.mark.parametrize("fault", [Swapping, OtherLayer])
+@pytest.mark.parametrize("fault", [Swapping, OtherLayer, OtherScale])
 def test_attention_with_keys_and_values_in_the_wrong_place_fails(fault: Any) -> None:
     with pytest.raises(CheckFailed, match=r"with 6 heads of 64 on 2 KV heads are off by"):
-        check_attention(Faulty(alter=fault), HEADS)
+        check_attention(Faulty(alter=fault), ignored, HEADS)
+
+
+def test_attention_that_writes_where_nobody_asked_for_it_fails() -> None:
+    with pytest.raises(CheckFailed, match="elements of the pool are not what was appended there"):
+        check_attention(Faulty(alter=Elsewhere), ignored, HEADS)
+
+
+def test_pulls_that_are_far_slower_than_a_copy_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dawdling(parts: Parts) -> None:
+        for part in parts:
+            for _ in range(300):
+                copy_parts(iter([part]))
+
+    def make(layout: RankLayout, label: str) -> CpuExchange:
+        return CpuExchange(layout, label, copy=dawdling)
+
+    with pytest.raises(CheckFailed, match=r"pulls of 2048 KiB reach \d% of a plain copy"):
+        check_bandwidth(Faulty(make), ignored, blocks_kib=(2048,), pool_bytes=8 << 20)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Executor:
+    path = write_config(tmp_path_factory.mktemp("engine") / "tiny", TINY)
+    spec = spec_of(str(path), CpuBackend.dtype, max_context=256, is_dummy=True)
+    return CpuBackend().executor(spec, 8 << 20, max_batch=4)
+
+
+def test_tokens_that_no_engine_would_draw_are_told_from_near_ties(engine: Executor) -> None:
+    judge, prompt = Driver(engine), list(range(40))
+    (drawn,) = Driver(engine).greedy([prompt], 6)
+    assert max(judge.gaps(prompt, drawn)) < SLACK
+    wrong = [*drawn[:3], (drawn[3] + 1) % 256, *drawn[4:]]
+    with pytest.raises(CheckFailed, match=r"here: sequences \[0\] of 1 go on otherwise"):
+        require_likely(judge, [prompt], [wrong], [drawn], "here")

@@ -1,36 +1,125 @@
 """The stages as they run on a GPU, on one that is played: its exporter is a process of its own."""
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from gpu_workers.check_gpu.attention import check_attention
+from gpu_workers.check_gpu.attention import Heads, check_attention
+from gpu_workers.check_gpu.bandwidth import check_bandwidth
 from gpu_workers.check_gpu.cuda_backend import CudaBackend
+from gpu_workers.check_gpu.graphs import check_graphs
+from gpu_workers.check_gpu.host_costs import measure_host
+from gpu_workers.check_gpu.layouts import Load, compare_layouts
+from gpu_workers.check_gpu.model import check_model
+from gpu_workers.check_gpu.modules import build_modules
 from gpu_workers.check_gpu.outcome import CheckFailed
 from gpu_workers.check_gpu.pulls import check_death, check_pulls
-from gpu_workers.check_gpu.steps import check_graphs
+from gpu_workers.check_gpu.steps import SMALL, measure_steps
+from gpu_workers.check_gpu.tiny_models import TINY
 from gpu_workers.executor import Executor
 from gpu_workers.step_plan import StepResult
-from tests.gpu_workers.check_gpu.played_gpu import played_gpu
+from ipc.vocabulary import DType
+from tests.gpu_workers.check_gpu.played_gpu import PlayedModule, played_gpu
+
+
+def ignored(name: str, value: object) -> None:
+    """A figure that a test does not look at."""
 
 
 def test_pulls_between_processes_by_ipc_are_equal_C15() -> None:
-    found = check_pulls(played_gpu(), ((1, 1), (2, 1), (1, 2)))
-    assert found.detail.startswith("3 shapes into 5 kinds of ranks")
+    said = check_pulls(played_gpu(), ignored, ((1, 1), (2, 1), (1, 2)))
+    assert said.startswith("3 shapes into 5 kinds of ranks")
 
 
 def test_an_exporter_that_is_killed_is_parted_from_and_followed_by_another_B2() -> None:
-    assert "two exporters killed" in check_death(played_gpu()).detail
+    assert "two exporters killed" in check_death(played_gpu(), ignored)
 
 
-def test_attention_by_flashinfer_is_as_plain_attention() -> None:
-    assert len(check_attention(played_gpu(), ((64, 6, 2), (128, 7, 1))).figures["errors"]) == 2
+def test_attention_by_flashinfer_is_as_plain_attention_padded_heads_and_both_types_too() -> None:
+    errors: dict[str, Any] = {}
+    heads = (Heads(64, 6, 2), Heads(128, 7, 1), Heads(80, 2, 2))
+    check_attention(played_gpu(), errors.__setitem__, heads)
+    assert list(errors) == [
+        f"{dtype} {shape}"
+        for dtype in ("bfloat16", "float16")
+        for shape in ("64x6/2", "128x7/1", "80x2/2")
+    ]
+    assert all(error < 0.02 for error in errors.values())
 
 
-def test_captured_steps_draw_what_eager_ones_draw() -> None:
-    found = check_graphs(played_gpu(), batches=(1, 3), num_tokens=5)
-    assert found.detail == "captured and eager steps draw the same"
+def not_compiled(
+    dtypes: Iterable[str], head_dims: Iterable[int], extras: Iterable[str]
+) -> Iterator[tuple[str, Callable[[], PlayedModule]]]:
+    for head_dim in head_dims:
+        yield from (
+            (f"attention {dtype} {head_dim}", lambda: PlayedModule(False)) for dtype in dtypes
+        )
+
+
+def test_a_width_that_is_not_compiled_in_time_is_left_out_and_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gpu_workers.check_gpu.attention.COMPILING_S", 0.0)
+    figures: dict[str, Any] = {}
+    gpu = played_gpu(modules=not_compiled)
+    with pytest.raises(CheckFailed, match="no module of attention is compiled"):
+        check_attention(gpu, figures.__setitem__, (Heads(256, 2, 2),), (DType.BF16,))
+    assert figures["bfloat16 256x2/2"].startswith("left out: its module is not compiled")
+
+
+def test_modules_are_loaded_in_the_order_of_their_worth_each_with_its_seconds() -> None:
+    figures: dict[str, Any] = {}
+    said = build_modules(played_gpu(), figures.__setitem__)
+    assert said.startswith("9 modules are there after")
+    assert list(figures)[:5] == ["rope", "page", "silu", "attention bf16 128", "attention fp16 128"]
+    assert figures["rope"]["state"] == "compiled ahead"
+
+
+def test_captured_steps_draw_what_eager_ones_draw_with_two_under_way_too() -> None:
+    figures: dict[str, Any] = {}
+    said = check_graphs(played_gpu(), figures.__setitem__, batches=(1, 3), num_tokens=5)
+    assert said.startswith("captured and eager steps draw the same: 8 of 8 equal")
+    assert list(figures) == [f"batch {n}, {depth} under way" for n in (1, 3) for depth in (1, 2)]
+
+
+def test_a_model_on_a_gpu_draws_what_transformers_holds_for_likely() -> None:
+    figures: dict[str, Any] = {}
+    check_model(played_gpu(), figures.__setitem__, ("tiny",))
+    assert figures["tiny"]["of"] == 6 * 24
+
+
+def test_steps_are_measured_eager_captured_and_as_they_are_served() -> None:
+    figures: dict[str, Any] = {}
+    measure_steps(played_gpu(), figures.__setitem__, SMALL)
+    for kind in ("eager", "captured", "served"):
+        assert figures[f"decode_{kind}_ms"].keys() == figures["decode_floor_ms"].keys()
+    assert figures["prefill 64"]["tokens_per_s"] > 0
+
+
+def test_the_hosts_part_of_a_step_is_measured_by_parts() -> None:
+    figures: dict[str, Any] = {}
+    measure_host(played_gpu(), figures.__setitem__, (1, 3))
+    assert figures["batch 3"].keys() == {"prepare_us", "arrays_us", "upload_us", "plan_us"}
+
+
+def test_attention_is_timed_on_pools_of_blocks_and_of_layers() -> None:
+    figures: dict[str, Any] = {}
+    compare_layouts(played_gpu(), figures.__setitem__, Load(TINY, num_rows=3, context=40))
+    assert figures["block_major_takes_times"] == pytest.approx(
+        figures["block_major_ms"] / figures["per_layer_ms"]
+    )
+
+
+def test_pulls_are_measured_in_every_way_beside_a_copy() -> None:
+    figures: dict[str, Any] = {}
+    check_bandwidth(played_gpu(), figures.__setitem__, blocks_kib=(256,), pool_bytes=4 << 20)
+    assert figures["256 KiB"].keys() >= {
+        *("pull_gb_s", "merged_gb_s", "single_gb_s", "batch_gb_s", "copy_gb_s"),
+        *("beside_work_gb_s", "work_takes_times", "share"),
+    }
+    assert figures["runs of 16 KiB"].keys() == {"single_gb_s", "batch_gb_s"}
 
 
 class Garbling(Executor):
@@ -44,12 +133,12 @@ class Garbling(Executor):
 
 def test_a_gpu_whose_captured_steps_draw_otherwise_fails() -> None:
     class Wrong(CudaBackend):
-        def executor(self, *what: Any, is_graphed: bool, **how: Any) -> Executor:
-            executor = super().executor(*what, is_graphed=False, **how)
-            executor.__class__ = Garbling if is_graphed else Executor
+        def executor(self, *what: Any, **how: Any) -> Executor:
+            executor = super().executor(*what, **how)
+            executor.__class__ = Garbling
             return executor
 
     right = played_gpu()
     wrong = Wrong(right._gpu, right._make_exchange, ())
-    with pytest.raises(CheckFailed, match=r"of 3 sequences, \[0, 1, 2\] go on otherwise"):
-        check_graphs(wrong, batches=(3,), num_tokens=3)
+    with pytest.raises(CheckFailed, match=r"sequences \[0, 1, 2\] of 3 go on otherwise, with a"):
+        check_graphs(wrong, ignored, batches=(3,), num_tokens=3)

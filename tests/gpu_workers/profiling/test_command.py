@@ -17,8 +17,10 @@ from gpu_workers.executor import Executor
 from gpu_workers.models.config import read_config
 from gpu_workers.profiling.command import main
 from gpu_workers.profiling.measure import Effort, measure
+from gpu_workers.profiling.places import CpuPlace
+from gpu_workers.profiling.ranks import Rank
 from ipc.profile_table import TABLE_VERSION, ProfileTable
-from ipc.vocabulary import DType
+from ipc.vocabulary import DeviceKind, DType
 from tests.gpu_workers.checkpoints import llama_gqa
 
 MAX_CONTEXT = 256
@@ -39,19 +41,20 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(model_dir: Path) -> Iterator[tuple[Executor, CpuExchange]]:
+def engine(model_dir: Path) -> Iterator[tuple[Executor, Rank]]:
     torch.set_num_threads(1)
     config = read_config(model_dir)
     num_bytes = 4096 * config.kv_bytes_per_token(DType.FP32)
     layout = pool_layout(config, dtype=DType.FP32, block_size=16, kv_bytes=num_bytes)
     exchange = CpuExchange(layout, "profiled")
     spec = EngineSpec(model_dir=str(model_dir), dtype=DType.FP32, max_context_tokens=MAX_CONTEXT)
-    yield build_executor(config, spec, exchange), exchange
+    executor = build_executor(config, spec, exchange)
+    yield executor, Rank(executor, exchange, CpuPlace(), layout.num_blocks)
     os.close(exchange.descriptor)
 
 
 def test_the_table_covers_the_grid_and_says_what_was_measured(
-    engine: tuple[Executor, CpuExchange],
+    engine: tuple[Executor, Rank],
 ) -> None:
     executor, _ = engine
     table = measure(*engine, BRIEF)
@@ -68,11 +71,12 @@ def test_the_table_covers_the_grid_and_says_what_was_measured(
     assert 16 <= table.saturation_tokens <= 256
     assert (table.model, table.dtype, table.block_size) == ("tiny", DType.FP32, 16)
     assert (table.version, table.tp, table.pp) == (TABLE_VERSION, 1, 1)
+    assert (table.device_kind, table.pull_path) == (DeviceKind.CPU, "memory")
     config = executor.model.config
     assert table.kv_bytes_per_token == 8 * config.num_layers * config.num_kv_heads * config.head_dim
 
 
-def test_more_tokens_take_longer(engine: tuple[Executor, CpuExchange]) -> None:
+def test_more_tokens_take_longer(engine: tuple[Executor, Rank]) -> None:
     table = measure(*engine, msgspec.structs.replace(BRIEF, total_s=1.0, max_rounds=9))
     prefill = {(p.num_prompts, p.num_tokens): p.ms for p in table.prefill}
     assert prefill[1, 256] > prefill[1, 16]
@@ -80,18 +84,18 @@ def test_more_tokens_take_longer(engine: tuple[Executor, CpuExchange]) -> None:
     assert most.ms > least.ms
 
 
-def test_the_executor_is_left_as_it_was(engine: tuple[Executor, CpuExchange]) -> None:
-    executor, exchange = engine
+def test_the_executor_is_left_as_it_was(engine: tuple[Executor, Rank]) -> None:
+    executor, rank = engine
     seen = list[float]()
     measure(*engine, BRIEF, report=lambda done, what: seen.append(done))
     assert seen == sorted(seen)
     assert (round(seen[0], 1), seen[-1]) == (0.0, 1.0)
     assert executor.num_sequences == 0
-    assert exchange.finished() == []
-    assert not exchange.knows("peer", 1)
+    assert rank.exchange.finished() == []
+    assert not rank.exchange.knows("peer", 1)
 
 
-def test_a_pool_that_holds_nothing_is_refused(engine: tuple[Executor, CpuExchange]) -> None:
+def test_a_pool_that_holds_nothing_is_refused(engine: tuple[Executor, Rank]) -> None:
     with pytest.raises(ModelError, match="too small"):
         measure(*engine, msgspec.structs.replace(BRIEF, max_context=8))
 
@@ -127,7 +131,13 @@ def test_the_command_says_in_one_sentence_what_is_wrong(
     assert reason in re.sub(r"\s+", " ", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("wrong", ["--block-size=0", "--threads=-1", "--seconds=nan", "--kv-gib=x"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("--block-size=0", "--threads=-1", "--seconds=nan", "--kv-gib=x"),
+        *("--device=gpu", "--pull-from=-1", "--gpu-memory-utilization=1.5"),
+    ],
+)
 def test_a_figure_that_cannot_be_is_refused_at_the_door(
     wrong: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,5 +150,5 @@ def test_help_teaches_what_is_measured_and_why(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         main(["--help"])
     printed = capsys.readouterr().out
-    for word in ("L_m", "--quick", "rounds", "pulls", "examples:", "taskset"):
+    for word in ("L_m", "--quick", "rounds", "pulls", "examples:", "taskset", "cuda:4"):
         assert word in printed

@@ -12,8 +12,8 @@ from gpu_workers.models.config import read_config
 from gpu_workers.profiling.bench import StepBench
 from gpu_workers.profiling.command import main
 from gpu_workers.profiling.grid import StepShape
-from gpu_workers.profiling.ranks import Subject
 from gpu_workers.profiling.stopwatch import Stopwatch
+from gpu_workers.profiling.subject import Subject
 from gpu_workers.profiling.whole_instance import instance
 from ipc.messages import LoadFormat
 from ipc.profile_table import ProfileTable

@@ -1,0 +1,151 @@
+"""The options of `distserve profile`."""
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ipc.messages import LoadFormat
+from ipc.vocabulary import DType
+
+DESCRIPTION = """\
+Measure how long an instance's steps take on this machine: prefill by prompt length
+and by number of prompts, decode by batch and context, chunks of prompts beside
+decodes, and pulls of keys and values from another instance's pools. The table is
+what distserve simulate and plan predict with. Finds L_m too, the shortest prompt
+that saturates the device: prompts below it are worth packing together.
+
+With --tp and --pp it is an instance of that shape, a process for each worker: steps
+are whole steps, through all stages one after the other, and pulls are those of all
+workers from a second instance of the same shape.
+
+On GPUs an instance takes as many as it has workers, one after the other. Decode steps
+run as captured graphs and are timed at the distance at which they follow each other,
+prompts run eagerly; pulls come by CUDA IPC from other processes.
+
+Everything is measured in rounds over the whole grid, so that a noisy minute does
+not spoil a part of it; figures are medians over the rounds."""
+
+EPILOG = """\
+examples:
+  distserve profile --model models/smollm2 --quick
+  distserve profile --model models/smollm2 --out profiles/smollm2-cpu.json
+  distserve profile --model DIR --load-format dummy   # config.json is enough
+  distserve profile --model models/smollm2 --tp 3 --pp 2 --out tp3pp2.json
+  distserve profile --model DIR --device cuda:4 --tp 2 --out tp2.json   # GPUs 4 and 5
+
+Run it on a quiet machine, on the cores a worker will have: taskset -c 1 distserve ..."""
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """What depends on the device is None where nothing was said."""
+    parser = argparse.ArgumentParser(
+        prog="distserve profile",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+    )
+    _add_worker_options(parser.add_argument)
+    _add_device_options(parser.add_argument)
+    _add_effort_options(parser.add_argument)
+    return parser.parse_args(argv)
+
+
+def _add_worker_options(add: Callable[..., argparse.Action]) -> None:
+    """What a worker of the daemon would have."""
+    add("--model", required=True, metavar="DIR", help="a Hugging Face model directory")
+    add("--dtype", type=DType, choices=list(DType), default=DType.BF16, help="default: bfloat16")
+    add(
+        "--load-format",
+        type=LoadFormat,
+        choices=list(LoadFormat),
+        default=LoadFormat.SAFETENSORS,
+        help="dummy: random weights, the same times; default: safetensors",
+    )
+    add("--block-size", type=_count, default=32, help="tokens per KV block; default: 32")
+    add(
+        "--kv-gib",
+        type=_amount,
+        help="memory for each KV pool, GiB; default: 1, on GPUs what --gpu-memory-utilization "
+        "leaves",
+    )
+    add("--threads", type=_count, default=1, help="compute threads of each worker; default: 1")
+    add("--tp", type=_count, default=1, help="workers that share every matrix; default: 1")
+    add("--pp", type=_count, default=1, help="stages that share the layers; default: 1")
+
+
+def _add_device_options(add: Callable[..., argparse.Action]) -> None:
+    add(
+        "--device",
+        type=_device,
+        default="auto",
+        metavar="auto|cpu|cuda[:N]",
+        help="N is the first worker's GPU; default: auto, a GPU where there is one",
+    )
+    add(
+        "--pull-from",
+        type=_index,
+        metavar="N",
+        help="first GPU of the instance that is pulled from; default: the one after ours, or the "
+        "same GPUs where there are no more",
+    )
+    add(
+        "--gpu-memory-utilization",
+        type=_share,
+        default=0.85,
+        metavar="X",
+        help="share of a GPU's memory to take, pool included; default: 0.85, which leaves room "
+        "for the pool that is pulled from",
+    )
+
+
+def _add_effort_options(add: Callable[..., argparse.Action]) -> None:
+    add("--out", type=Path, metavar="FILE", help="write the table as JSON")
+    add("--quick", action="store_true", help="contexts to 512, batches to 8, a few seconds")
+    add(
+        "--seconds",
+        type=_amount,
+        metavar="S",
+        help="time for measuring, beyond which no round is begun; default: 75, on GPUs 60, "
+        "with --quick 9",
+    )
+    add(
+        "--max-context",
+        type=_count,
+        help="longest context measured; default: 4096, on GPUs 8192, if the model takes as much",
+    )
+    add("--max-batch", type=_count, help="largest decode batch measured; default: 32, on GPUs 256")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
+def _index(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is not a GPU's number")
+    return number
+
+
+def _amount(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+    return number
+
+
+def _device(text: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not auto, cpu, cuda or cuda:N")
+    return text
