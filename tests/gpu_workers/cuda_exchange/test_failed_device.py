@@ -12,7 +12,7 @@ import zmq
 from gpu_workers.worker import EXIT_DEVICE, Worker
 from ipc import channel
 from ipc.cuda_runtime import CudaError
-from tests.gpu_workers.cuda_exchange.fake_cudart import ILLEGAL_ADDRESS
+from tests.gpu_workers.cuda_exchange.fake_function import ILLEGAL_ADDRESS
 from tests.gpu_workers.cuda_exchange.rigs import WHOLE, Process
 from tests.gpu_workers.cuda_exchange.test_shared_gpus import config
 

@@ -27,7 +27,8 @@ from ipc.kv_cuda import DeviceMemory
 from ipc.kv_layout import Span
 from ipc.kv_shm import PoolUnavailable
 from tests.gpu_workers.checkpoints import llama_gqa, opt_pre_norm
-from tests.gpu_workers.cuda_exchange.fake_cudart import OUT_OF_MEMORY, FakeCudart
+from tests.gpu_workers.cuda_exchange.fake_cudart import FakeCudart
+from tests.gpu_workers.cuda_exchange.fake_function import OUT_OF_MEMORY
 from tests.gpu_workers.cuda_exchange.test_weight_holder import order_of
 
 SHAPES = {"a": (4, 6), "b": (2, 6), "norm": (6,)}

@@ -31,7 +31,8 @@ from ipc.cuda_runtime import CudaError, CudaRuntime
 from ipc.kv_cuda import DeviceMemory
 from ipc.vocabulary import DType
 from tests.gpu_workers.checkpoints import llama_gqa, opt_pre_norm
-from tests.gpu_workers.cuda_exchange.fake_cudart import ILLEGAL_ADDRESS, FakeCudart
+from tests.gpu_workers.cuda_exchange.fake_cudart import FakeCudart
+from tests.gpu_workers.cuda_exchange.fake_function import ILLEGAL_ADDRESS
 
 
 def order_of(model_dir: Path) -> Order:
