@@ -126,7 +126,8 @@ def build_executor(
     shard, collectives = spec.shard_of(config), collectives or Alone()
     kernels = build_kernels(config, exchange.pool, spec.max_context_tokens, shard, gpu)
     if weights is None:
-        weights = open_weights(config, spec, progress)
+        device = None if gpu is None else gpu.device.torch_device
+        weights = open_weights(config, spec, progress, device)
         if gpu is not None:
             weights = on_device(weights, config, gpu)
     with torch.inference_mode():
@@ -186,13 +187,17 @@ def build_kernels(
 
 
 def open_weights(
-    config: ModelConfig, spec: EngineSpec, progress: Callable[[float], None]
+    config: ModelConfig,
+    spec: EngineSpec,
+    progress: Callable[[float], None],
+    device: torch.device | None = None,
 ) -> WeightSource:
-    """The source that the spec names, checked against the model. Raises ModelError."""
+    """The source that the spec names, checked against the model; random ones are made on the
+    device that is to have them. Raises ModelError."""
     shapes, dtype = weight_shapes(config), TORCH_DTYPES[spec.dtype]
     taken = _counting(len(held_names(config, spec.shard_of(config))), progress)
     if spec.load_format is LoadFormat.DUMMY:
-        return DummyWeights(shapes, dtype, taken=taken)
+        return DummyWeights(shapes, dtype, taken=taken, device=device)
     return SafetensorsWeights(
         Path(spec.model_dir),
         shapes,

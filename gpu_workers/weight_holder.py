@@ -122,7 +122,7 @@ def record(order: Order, segments: Segments) -> Recorder:
     outline = Outline(weight_shapes(config), TORCH_DTYPES[spec.dtype])
     counted = Counted(_as_stored(outline, config, torch.device("meta"), device))
     _take_all(config, spec, counted)
-    weights = open_weights(config, spec, lambda fraction: None)
+    weights = open_weights(config, spec, lambda fraction: None, device)
     stored = _as_stored(weights, config, device, device)
     recorder = Recorder(stored, segments, segment_bytes=counted.num_bytes)
     _take_all(config, spec, recorder)

@@ -100,7 +100,8 @@ class DummyWeights:
     """Random weights of the right shapes, the same for the same seed; for benchmarks and tests.
 
     All tensors are windows of one small set of normal numbers, so that gigabytes take a second;
-    a part has the numbers of that part of the whole tensor.
+    a part has the numbers of that part of the whole tensor. They are made on `device`, where it is
+    given, out of the same numbers.
     """
 
     def __init__(
@@ -110,11 +111,12 @@ class DummyWeights:
         *,
         seed: int = 0,
         taken: Callable[[], None] = lambda: None,
+        device: torch.device | None = None,
     ) -> None:
         self._shapes = shapes
         self._taken = taken
         generator = torch.Generator().manual_seed(seed)
-        self._numbers = torch.randn(RANDOM_NUMBERS, generator=generator).to(dtype)
+        self._numbers = torch.randn(RANDOM_NUMBERS, generator=generator).to(dtype).to(device)
 
     def take(self, name: str, cut: Cut | None = None) -> torch.Tensor:
         shape = self._shapes[name]
@@ -122,7 +124,7 @@ class DummyWeights:
         self._taken()
         if len(shape) == 1:
             value = 0.0 if name.endswith("bias") else 1.0
-            return _padded(torch.full(shape, value, dtype=self._numbers.dtype)[index], cut)
+            return _padded(self._numbers.new_full(shape, value)[index], cut)
         rows, columns = shape[0], shape[1]
         first, stop, _ = index[0].indices(rows)
         start = (crc32(name.encode()) + first * columns) % RANDOM_NUMBERS

@@ -137,3 +137,13 @@ def test_dummy_weights_need_no_files_and_repeat_for_a_seed(model_dir: Path) -> N
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert 0.5 < float(first.float().std()) * 96**0.5 < 1.5
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.up_proj.weight", "model.norm.weight"])
+def test_dummy_weights_are_made_on_the_device_that_is_to_have_them(
+    model_dir: Path, name: str
+) -> None:
+    """Made on the host and sent over, the 16 GB of an 8B model took most of a check's time."""
+    shapes, there = weight_shapes(read_config(model_dir)), torch.device("meta")
+    found = DummyWeights(shapes, torch.bfloat16, device=there).take(name)
+    assert (found.device.type, tuple(found.shape)) == ("meta", shapes[name])
