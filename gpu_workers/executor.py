@@ -145,14 +145,13 @@ class Executor:
         drawing = [row for row in batch.rows if row.draws]
         scored = self._score_prompts(batch, hidden[len(drawing) :])
         draw = self._draw(drawing, hidden[: len(drawing)])
-        if not drawing:
-            self._await_undrawn = self._runner.mark()
+        end = None if drawing else self._runner.mark()
         if not self.is_drawer:
+            self._await_undrawn = end or self._await_undrawn
             return tuple
-        end = self._await_undrawn
 
         def finish() -> tuple[RowResult, ...]:
-            if not drawing:  # nothing comes back by which its end could be told
+            if end is not None:  # nothing comes back by which its end could be told
                 end()
             for row, scores in scored:
                 row.sequence.prompt_logprobs += scores()

@@ -52,6 +52,17 @@ def instance(model_dir: Path, *, num_blocks: int, chunk_tokens: int | None) -> A
     )
 
 
+def test_a_chunk_of_which_nothing_is_drawn_has_ended_when_it_is_collected(model_dir: Path) -> None:
+    """Its blocks may be given to others then."""
+    driver = CudaDriver(model_dir, num_token_ids=NUM_TOKEN_IDS)
+    sequence = driver.add(list(TEXTS[0]), greedy())
+    launched = driver.launch((sequence, 8, False))
+    asked = driver.device.now
+    assert driver.device.past < asked
+    assert driver.collect(launched) == {}
+    assert driver.device.past >= asked
+
+
 @pytest.mark.parametrize("chunk_tokens", [None, 12])
 def test_requests_that_share_steps_get_the_tokens_they_get_alone_on_a_cpu(
     model_dir: Path, cpu: Driver, chunk_tokens: int | None

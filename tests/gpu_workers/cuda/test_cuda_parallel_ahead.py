@@ -17,12 +17,13 @@ from gpu_workers.batch import Batch
 from gpu_workers.cuda_graphs import DecodeGraphs, Replayed, graph_sizes
 from gpu_workers.cuda_runner import CudaRunner
 from gpu_workers.nccl_collectives import NcclCollectives
-from ipc.vocabulary import DType, Parallelism
+from gpu_workers.step_plan import NewBlocks, NewSequence, Pull, Row, StepPlan
+from ipc.vocabulary import DType, KVHandle, Parallelism
 from tests.gpu_workers.cuda import fake_flashinfer, flashinfer_checks
 from tests.gpu_workers.cuda.parallel_rig import MAX_BATCH, ParallelRig, run_crowd
 from tests.gpu_workers.cuda.played_instance import PlayedRanks, played
 from tests.gpu_workers.divisible import divisible
-from tests.gpu_workers.driving import Driver
+from tests.gpu_workers.driving import Driver, greedy
 from tests.gpu_workers.group_driver import shape_name
 from tests.gpu_workers.rig import BLOCK_SIZE
 
@@ -158,3 +159,27 @@ def test_a_rank_that_does_not_draw_never_waits_for_its_device_but_to_plan(
     run_crowd(rig, 3)
     ranks.settle()
     assert {rank.device.num_downloads for rank in others} == {0}
+
+
+def test_no_pull_begins_on_a_rank_that_is_behind_with_a_chunk_that_the_leader_takes_for_ended(
+    model_dir: Path,
+) -> None:
+    prompt = tuple(b"Come unto these yellow sands")
+    start = NewSequence(1, (0,), prompt, (), 0, greedy())
+    chunk = StepPlan(
+        step_id=1, added=(start,), blocks=(NewBlocks(1, (0, 1, 2)),), rows=(Row(1, 8, draws=False),)
+    )
+    pull = Pull(KVHandle("prefill-0", 1, 7, (0,), 4), (3,))
+    with instance(model_dir, Parallelism(2, 1)) as ranks:
+        other = ranks.ranks[1]
+        pasts: list[int] = []
+        exchanges: list[Any] = [rank.executor.exchange for rank in ranks.ranks]
+        exchanges[0].begin = lambda pull: None
+        exchanges[1].begin = lambda pull: pasts.append(other.device.past)
+        ranks.collect(ranks.launch(chunk))
+        ranks.settle()
+        asked = other.device.now
+        assert other.device.past < asked
+        ranks.launch(StepPlan(step_id=2, pulls=(pull,)))
+        ranks.settle()
+        assert pasts[0] >= asked
