@@ -119,15 +119,8 @@ class InstanceTable:
     @property
     def can_take(self) -> bool:
         """Whether requests may come: they will be served, if not at once."""
-        if self.can_serve or not (self.promised or self.returning):
-            return self.can_serve
-        there = {i.name: i.spec for i in self if not i.is_draining}
-        specs = (there | self.returning | self.promised).values()
-        return any(
-            source.role.prefills and reader.role.decodes and source.first_gap(reader) is None
-            for source in specs
-            for reader in specs
-        )
+        coming = self.returning | self.promised
+        return self.can_serve or (bool(coming) and self._would_serve(coming))
 
     @property
     def can_serve(self) -> bool:
@@ -152,6 +145,15 @@ class InstanceTable:
         if not candidates:
             return None
         return candidates[pick_decode([c.decode_load for c in candidates])]
+
+    def _would_serve(self, coming: dict[str, InstanceSpec]) -> bool:
+        """The same, were these up as well."""
+        specs = ({i.name: i.spec for i in self if not i.is_draining} | coming).values()
+        return any(
+            source.role.prefills and reader.role.decodes and source.first_gap(reader) is None
+            for source in specs
+            for reader in specs
+        )
 
     def _survey(self) -> None:
         """Who can hand over to whom: looked up with every request, changed by lives and deaths."""
