@@ -162,8 +162,8 @@ class Controller:
             self._end(trip, phase)
 
     def _end(self, trip: Trip, phase: Phase) -> None:
-        self._trips.end(trip, phase)
         request = trip.request
+        self._trips.end(trip, phase)
         if not request.is_ended or request not in self._open:
             return
         self._open.remove(request)
@@ -172,6 +172,7 @@ class Controller:
         self.timelines.ended(request)
         self.on_load()
         self.timekeeper.ended(request)
+        request.let_go()
         if not self._open:
             self._idle.set()
 
@@ -237,12 +238,11 @@ class Controller:
 
     def _decoded(self, event: Tokens) -> None:
         self._metrics.decode_step(len(event.rows))
-        deal, trip_of = Deal(self._clock()), self._trips.of_sequence
-        for row in event.rows:
-            if (trip := trip_of(row.seq_id)) is not None:
-                trip.decoding(event.started_s)
-                self._token(trip, row, deal)
-        deal.count(self._metrics)
+        with Deal(self._metrics, self._clock()) as deal:
+            for row in event.rows:
+                if (trip := self._trips.of_sequence(row.seq_id)) is not None:
+                    trip.decoding(event.started_s)
+                    self._token(trip, row, deal)
 
     def _token(self, trip: Trip, row: TokenRow, deal: Deal) -> None:
         choice = trip.choices[row.seq_id]
@@ -287,19 +287,18 @@ class Controller:
 
     def _deal_first(self, trip: Trip, event: Prefilled) -> None:
         """Each choice gets its first token of this trip; the first one the prompt's entries."""
-        deal, prompt_logprobs = Deal(self._clock()), event.prompt_logprobs
-        for i, (seq_id, choice) in enumerate(list(trip.choices.items())):
-            token_ids = event.token_ids[i : i + 1]
-            logprobs = event.logprobs[i : i + 1] if event.logprobs and token_ids else None
-            row = TokenRow(seq_id, token_ids, event.finished[i], logprobs)
-            delta = msgspec.structs.replace(choice.take(row), prompt_logprobs=prompt_logprobs)
-            deal.pass_on(trip.request, choice, delta)
-            if delta.finished is not None:
-                self._trips.leave(trip, seq_id)
-            if delta.finished is not row.finished and trip.phase is Phase.DECODE:
-                self._trips.stop_choice(trip, seq_id)
-            prompt_logprobs = None
-        deal.count(self._metrics)
+        with Deal(self._metrics, self._clock()) as deal:
+            for i, (seq_id, choice) in enumerate(list(trip.choices.items())):
+                token_ids = event.token_ids[i : i + 1]
+                logprobs = event.logprobs[i : i + 1] if event.logprobs and token_ids else None
+                row = TokenRow(seq_id, token_ids, event.finished[i], logprobs)
+                told = None if i else event.prompt_logprobs
+                delta = msgspec.structs.replace(choice.take(row), prompt_logprobs=told)
+                deal.pass_on(trip.request, choice, delta)
+                if delta.finished is not None:
+                    self._trips.leave(trip, seq_id)
+                if delta.finished is not row.finished and trip.phase is Phase.DECODE:
+                    self._trips.stop_choice(trip, seq_id)
 
     def _pulled(self, event: Pulled) -> None:
         self._metrics.pulled(event)

@@ -5,18 +5,27 @@ is looked up and told once: the moment at which it was passed on, and how many t
 long after the ones before. What follows for a trip is the controller's business.
 """
 
+from typing import Self
+
 from daemon.generation import Delta
 from daemon.metrics import Metrics
 from daemon.request import Choice, Request
 
 
 class Deal:
-    """What one event of a leader brought; `count` it when all is passed on."""
+    """What one event of a leader brought; counted when its `with` block is left."""
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, metrics: Metrics, now_s: float) -> None:
+        self._metrics = metrics
         self._now_s = now_s
         self._num_tokens = 0
         self._gaps_s: dict[float, int] = {}  # per token: those of a step mostly have the same
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._metrics.tokens(self._num_tokens, self._gaps_s)
 
     def pass_on(self, request: Request, choice: Choice, delta: Delta) -> None:
         request.stream.put(delta)
@@ -29,6 +38,3 @@ class Deal:
         if gap_s is not None:
             gap_s /= count
             self._gaps_s[gap_s] = self._gaps_s.get(gap_s, 0) + count
-
-    def count(self, metrics: Metrics) -> None:
-        metrics.tokens(self._num_tokens, self._gaps_s)

@@ -160,6 +160,12 @@ class Request:
         """How long one of its sequences may become."""
         return len(self.spec.prompt) + self.spec.sampling.max_tokens
 
+    def let_go(self) -> None:
+        """It has ended, and its trips know it no more: in a circle, prompt and answer would stay
+        in memory until the garbage collector comes."""
+        for trip in self.trips:
+            del trip.request
+
     def choice_number(self, choice: Choice) -> int:
         """Counted within this prompt, as seeds are."""
         return choice.index - self.choices[0].index

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 import zmq.asyncio
 
-from daemon import devices, http_server, listen_fds, planning, signals, worker_link
+from daemon import devices, garbage, http_server, listen_fds, planning, signals, worker_link
 from daemon.admin_http import AdminHttp, build_admin_app
 from daemon.admin_service import AdminService, Surroundings
 from daemon.admission import Capacity
@@ -295,11 +295,15 @@ class Daemon:
         if self._report.stage is not Stage.STARTING:
             return
         if self._node.is_helper:
-            self._report.ready()
+            self._ready()
             logger.info("ready: %s", self._node.progress)
         elif self._node.refusal is None:
-            self._report.ready()
+            self._ready()
             self._welcome()
+
+    def _ready(self) -> None:
+        garbage.settle()
+        self._report.ready()
 
     def _welcome(self) -> None:
         num_ready = sum(ward.is_ready for ward in self._supervisor.wards.values())

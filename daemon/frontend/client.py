@@ -54,6 +54,7 @@ class Client:
     ) -> None:
         self._timer.cancel()
         self._listener.cancel()
+        del self._listener  # its traceback leads back here: a circle that would stay in memory
         if self._reason is None:
             return
         if self._task.uncancel() <= self._num_cancels_before and kind is asyncio.CancelledError:

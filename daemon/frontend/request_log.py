@@ -124,6 +124,8 @@ class RequestLog:
                 await response(scope, receive, send_named)
         finally:
             record.log(scope)
+            # It knows the server's end, which knows the scope: a circle that would stay in memory.
+            del scope[_KEY]
 
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

@@ -25,10 +25,9 @@ def request_of(num_choices: int) -> Request:
 
 def deal(metrics: Metrics, now_s: float, request: Request, *nums_tokens: int) -> None:
     """One step; so many tokens for each choice."""
-    step = Deal(now_s)
-    for choice, count in zip(request.choices, nums_tokens, strict=True):
-        step.pass_on(request, choice, Delta(choice.index, "x", (7,) * count))
-    step.count(metrics)
+    with Deal(metrics, now_s) as step:
+        for choice, count in zip(request.choices, nums_tokens, strict=True):
+            step.pass_on(request, choice, Delta(choice.index, "x", (7,) * count))
 
 
 async def test_all_deltas_of_a_step_are_in_the_stream_in_their_order() -> None:

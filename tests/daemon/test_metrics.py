@@ -206,9 +206,8 @@ def test_the_time_between_tokens_is_counted_once_for_each_token_after_the_first(
     request = answered(0.1, 1, 0.0)
     (choice,) = request.choices
     for now_s, count in ((1.0, 1), (1.5, 1), (1.9, 4)):
-        deal = Deal(now_s)
-        deal.pass_on(request, choice, Delta(0, "", (1,) * count))
-        deal.count(metrics)
+        with Deal(metrics, now_s) as deal:
+            deal.pass_on(request, choice, Delta(0, "", (1,) * count))
     for name in ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"):
         assert samples(metrics, f"{name}_count") == {"tiny": 5}
         assert samples(metrics, f"{name}_sum")["tiny"] == pytest.approx(0.9)
