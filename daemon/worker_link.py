@@ -1,7 +1,14 @@
-"""Reads every worker's events off the one socket and hands each to whom it concerns."""
+"""Reads every worker's events off the one socket and hands each to whom it concerns.
+
+A receive that finds a message does not yield, so everything else on the event loop gets its turn
+by the clock. What has come meanwhile is then dealt out together: a daemon that cannot keep up
+writes several tokens of a stream at once, and so catches up.
+"""
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from typing import assert_never
 
 from daemon.controller import Controller
@@ -30,6 +37,24 @@ from ipc.sockets import DaemonSocket, LinkBroken, Sender
 
 logger = logging.getLogger(__name__)
 
+TURN_S = 0.01
+"""A few thousand tokens, and less than a reader notices."""
+
+
+class Turns:
+    """Lets others run when a turn's time is over; whoever comes after a while waits for nobody."""
+
+    def __init__(self, turn_s: float = TURN_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._turn_s = turn_s
+        self._clock = clock
+        self._ends_s = clock() + turn_s
+
+    async def pass_on(self) -> None:
+        """To be called after every piece of work."""
+        if self._clock() >= self._ends_s:
+            await asyncio.sleep(0)
+            self._ends_s = self._clock() + self._turn_s
+
 
 async def listen(
     link: DaemonSocket,
@@ -40,6 +65,7 @@ async def listen(
 ) -> None:
     """For ever. Starting and dying is the supervisor's business, work the controller's, signs of
     life the heartbeat's; workers of instances of another home are the host's."""
+    turns = Turns()
     while True:
         try:
             async for sender, event in link.receive():
@@ -47,8 +73,7 @@ async def listen(
                     host.on_event(sender, event)
                 else:
                     _route(sender, event, supervisor, controller, heartbeat)
-                # A receive that finds a message does not yield: under load, HTTP would starve.
-                await asyncio.sleep(0)
+                await turns.pass_on()
         except LinkBroken as error:
             logger.error("%s", error)
             if host is not None and host.hosts(error.sender):

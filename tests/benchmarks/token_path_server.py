@@ -10,11 +10,12 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import orjson
 import zmq.asyncio
 
-from daemon import http_server
+from daemon import garbage, http_server, worker_link
 from daemon.admission import Capacity
 from daemon.chat_template import ChatTemplate
 from daemon.controller import Controller
@@ -26,7 +27,7 @@ from daemon.instances import Instance
 from daemon.loop_lag import LoopLag
 from daemon.metrics import Metrics
 from daemon.text import Tokenizer
-from ipc.messages import Command, Exit, Hello, Ready
+from ipc.messages import Event, Exit, Ready
 from ipc.sockets import DaemonSocket
 from ipc.vocabulary import Role, WorkerName
 from tests.benchmarks.costless_worker import EPOCH, LAYOUT
@@ -36,7 +37,30 @@ LAG_INTERVAL_S = 0.01
 
 
 class AlwaysReady:
-    refusal = None
+    refusal = standstill = None
+
+
+class Starts:
+    """In the supervisor's place: an instance is up when its worker is ready; tells the URL when
+    all are."""
+
+    def __init__(
+        self, link: DaemonSocket, controller: Controller, num_workers: int, url: str
+    ) -> None:
+        self._link = link
+        self._controller = controller
+        self._num_workers = num_workers
+        self._url = url
+
+    def on_event(self, worker: WorkerName, epoch: int, event: Event) -> None:
+        if not isinstance(event, Ready):
+            return
+        send = partial(self._link.send, worker, epoch)
+        self._controller.instance_up(Instance(worker.instance, epoch, Role.MIXED, LAYOUT, send))
+        if len(list(self._controller.instances)) == self._num_workers:
+            garbage.settle()
+            sys.stdout.write(self._url + "\n")
+            sys.stdout.flush()
 
 
 async def serve(model_dir: Path, endpoint: str, num_workers: int, max_queued: int) -> None:
@@ -58,21 +82,8 @@ async def serve(model_dir: Path, endpoint: str, num_workers: int, max_queued: in
     server = http_server.HttpServer(app)
     listener = http_server.bind("127.0.0.1", 0)
 
-    def came_up(worker: WorkerName) -> None:
-        def send(command: Command) -> None:
-            link.send(worker, EPOCH, command)
-
-        controller.instance_up(Instance(worker.instance, EPOCH, Role.MIXED, LAYOUT, send))
-        if len(list(controller.instances)) == num_workers:
-            sys.stdout.write(http_server.url_of(listener) + "\n")
-            sys.stdout.flush()
-
-    async def listen() -> None:
-        async for (worker, _), event in link.receive():
-            if isinstance(event, Ready):
-                came_up(worker)
-            elif not isinstance(event, Hello):
-                controller.on_event(worker.instance, EPOCH, event)  # type: ignore[arg-type]
+    starts = Starts(link, controller, num_workers, http_server.url_of(listener))
+    nobody: Any = None  # no worker is asked for a sign of life
 
     lags_s: list[float] = []
 
@@ -85,7 +96,11 @@ async def serve(model_dir: Path, endpoint: str, num_workers: int, max_queued: in
             link.send(worker, EPOCH, Exit())
         server.stop()
 
-    endless = (listen(), LoopLag(lags_s.append, LAG_INTERVAL_S).run(), controller.timekeeper.run())
+    endless = (
+        worker_link.listen(link, cast(Any, starts), controller, nobody),
+        LoopLag(lags_s.append, LAG_INTERVAL_S).run(),
+        controller.timekeeper.run(),
+    )
     background = [asyncio.create_task(forever) for forever in endless]
     await asyncio.gather(server.serve(sockets=[listener]), until_told_to_stop())
     for task in background:
