@@ -96,14 +96,16 @@ static_assert(CUDART_VERSION < 13000
 """
 
 
-def error_of(code: Code) -> str:
-    return "cudaError" + code.name.title().replace("_", "")
+def error_of(name: str) -> str:
+    return "cudaError" + name.title().replace("_", "")
 
 
 def lines() -> Iterator[str]:
     for call in SIGNATURES:
         yield f'tell("{call}", Call<decltype(&{call})>::of());'
-    values = [word for words in FLAGS.values() for word in words] + [error_of(c) for c in Code]
+    values = [word for words in FLAGS.values() for word in words] + [
+        error_of(name) for name in Code.__members__
+    ]
     for word in ["CUDART_VERSION", *values]:
         yield f'tell("{word}", std::to_string((long)({word})));'
     for name, struct in STRUCTS.items():
@@ -162,9 +164,9 @@ def test_flags_have_the_headers_values(header: dict[str, str], flag: str) -> Non
     assert {int(header[word]) for word in FLAGS[flag]} == {getattr(cuda_calls, flag)}
 
 
-@pytest.mark.parametrize("code", Code)
-def test_errors_have_the_headers_numbers(header: dict[str, str], code: Code) -> None:
-    assert int(header[error_of(code)]) == code
+@pytest.mark.parametrize("name", Code.__members__)
+def test_errors_have_the_headers_numbers(header: dict[str, str], name: str) -> None:
+    assert int(header[error_of(name)]) == Code[name]
 
 
 @pytest.mark.parametrize("name", STRUCTS)
