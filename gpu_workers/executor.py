@@ -67,7 +67,7 @@ class Executor:
         self._runner = runner or EagerRunner(model, kernels, self.num_token_ids)
         self._collectives = collectives or Alone()
         block_size = exchange.pool.shape[4]
-        self._await_undrawn: Callable[[], None] = lambda: None
+        self._await_untold: Callable[[], None] = lambda: None
         self._table = SequenceTable(block_size=block_size, max_tokens=max_context_tokens)
 
     @property
@@ -102,9 +102,9 @@ class Executor:
         self._table.apply(plan)
         self._copy_blocks(plan.copies)
         if plan.pulls:
-            # A step has ended when the rank that draws has collected it. Where nothing is drawn,
-            # the other ranks of its stage may be behind, and pulls are not in their stream's order.
-            self._await_undrawn()
+            # They write beside the stream, into blocks that work may still use of which the leader
+            # cannot know that it goes on.
+            self._await_untold()
         for pull in plan.pulls:
             self.exchange.begin(pull)
         return Launched(plan.step_id, self._run(plan.rows) if plan.rows else tuple)
@@ -121,6 +121,8 @@ class Executor:
         pool = self.exchange.pool
         for copy in copies:
             pool[copy.target].copy_(pool[copy.source])
+        if copies:
+            self._await_untold = self._runner.mark()  # a step without rows is collected at once
 
     @torch.inference_mode()
     def _run(self, rows: Items[Row]) -> Finish:
@@ -146,8 +148,8 @@ class Executor:
         scored = self._score_prompts(batch, hidden[len(drawing) :])
         draw = self._draw(drawing, hidden[: len(drawing)])
         end = None if drawing else self._runner.mark()
-        if not self.is_drawer:
-            self._await_undrawn = end or self._await_undrawn
+        if not self.is_drawer:  # the rank that draws ends with us, but for what is not drawn
+            self._await_untold = end or self._await_untold
             return tuple
 
         def finish() -> tuple[RowResult, ...]:

@@ -1,11 +1,13 @@
 """A whole instance on the CUDA backend: scheduler, steps two deep, graphs, tokens as on a CPU."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpu_workers.step_plan import BlockCopy, Pull, StepPlan
 from ipc.messages import Abort, Prefill, Prefilled
-from ipc.vocabulary import SamplingParams
+from ipc.vocabulary import KVHandle, SamplingParams
 from tests.gpu_workers.checkpoints import NUM_TOKEN_IDS, llama_gqa
 from tests.gpu_workers.cuda.rig import CudaDriver, on_cpu
 from tests.gpu_workers.driving import Driver, greedy
@@ -61,6 +63,21 @@ def test_a_chunk_of_which_nothing_is_drawn_has_ended_when_it_is_collected(model_
     assert driver.device.past < asked
     assert driver.collect(launched) == {}
     assert driver.device.past >= asked
+
+
+def test_no_pull_begins_before_blocks_that_were_copied_have_been_read(model_dir: Path) -> None:
+    """A step of copies alone is over for the leader at once, and their sources may be free."""
+    driver = CudaDriver(model_dir, num_token_ids=NUM_TOKEN_IDS)
+    pasts: list[int] = []
+    exchange: Any = driver.pool
+    exchange.begin = lambda pull: pasts.append(driver.device.past)
+    driver.launch((driver.add(list(TEXTS[0]), greedy()), 8, False))
+    driver.executor.launch(StepPlan(step_id=2, copies=(BlockCopy(0, 1),)))
+    asked = driver.device.now
+    assert driver.device.past < asked
+    handle = KVHandle("prefill-0", 1, 7, (0,), 4)
+    driver.executor.launch(StepPlan(step_id=3, pulls=(Pull(handle, (2,)),)))
+    assert pasts[0] >= asked
 
 
 @pytest.mark.parametrize("chunk_tokens", [None, 12])
