@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import cycle
 
-from gpu_workers.cuda_copies import BATCH_BELOW_BYTES, CopyPlan, Run, Staged, all_runs, staged
+from gpu_workers.cuda_copies import CopyPlan, Run, Staged, all_runs, staged
 from gpu_workers.cuda_routes import PullPath, copy_all
 from gpu_workers.cuda_slots import NUM_SLOTS, SLOT_BYTES, SharedSlots, create
 from ipc import kv_bounce
@@ -99,7 +99,7 @@ class BounceRoute:
         assert filled == slot, f"slot {filled} is full and {slot} was asked for"
         at = self._slots.at(slot)
         copies = [(target + run.target, at + offset, run.num_bytes) for run, offset in parts]
-        copy_all(self._runtime, copies, self._stream, batch_below=BATCH_BELOW_BYTES)
+        copy_all(self._runtime, copies, self._stream, batch_below=self._slots.batch_below)
         self._runtime.record(self._emptied[slot], self._stream)
 
     def _measure(self, num_bytes: int, tell: Callable[[float], None]) -> None:

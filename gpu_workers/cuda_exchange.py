@@ -24,6 +24,7 @@ from gpu_workers.cpu_exchange import TORCH_DTYPES, Incarnation, block_parts
 from gpu_workers.cuda_copies import plan_copies
 from gpu_workers.cuda_pairing import Pairing
 from gpu_workers.cuda_porter import Porter
+from gpu_workers.cuda_proof import PROOF_BYTES, write_proof
 from gpu_workers.cuda_routes import Gpu, PullPath, Route
 from gpu_workers.step_plan import Pull, PullResult
 from ipc import kv_bounce
@@ -94,7 +95,9 @@ class CudaExchange:
         self._gpu, self._device = gpu, device
         self._computing = computing
         self._runtime.use(gpu.index)
-        self._own = memory.allocate(layout.pool_bytes, gpu.uuid, must_share=False)
+        num_bytes = layout.pool_bytes + PROOF_BYTES
+        self._own = memory.allocate(num_bytes, gpu.uuid, must_share=False)
+        write_proof(self._runtime, self._own)
         door, self.descriptor = kv_bounce.make_door(document_of(self._own.handle))
         self._porter = Porter(self._runtime, self._own, door, label)
         weakref.finalize(self, self._porter.dismiss)  # nobody may have closed us

@@ -70,17 +70,12 @@ class Pairing:
         Raises:
             PoolUnavailable: there is none; says why.
         """
-        path = PullPath.LOCAL if handle.gpu_uuid == self._gpu.uuid else PullPath.PEER
         reason = self._objection(handle)
         if reason is None:
             try:
-                opened = self._memory.open(handle, self._gpu.index)
+                return self._direct(worker, handle)
             except PoolUnavailable as error:
                 reason = str(error)
-            else:
-                direct = DirectRoute(self._memory, opened, path)
-                self._test(worker, handle, direct)
-                return direct
         return self._bounce(worker, handle, descriptor, reason)
 
     def _objection(self, handle: PoolHandle) -> str | None:
@@ -94,6 +89,36 @@ class Pairing:
         if self._memory.runtime.can_access(ours, theirs):
             return None
         return f"GPU {ours} has no peer access to GPU {theirs}"
+
+    def _direct(self, worker: WorkerName, handle: PoolHandle) -> DirectRoute:
+        """Raises PoolUnavailable: it cannot be opened, or what is read is not what is there."""
+        path = PullPath.LOCAL if handle.gpu_uuid == self._gpu.uuid else PullPath.PEER
+        route = DirectRoute(self._memory, self._memory.open(handle, self._gpu.index), path)
+        try:
+            self._test(worker, route)
+        except PoolUnavailable:
+            route.close()
+            raise
+        return route
+
+    def _test(self, worker: WorkerName, route: DirectRoute) -> None:
+        """Try the way, measure it, say which it is. Raises PoolUnavailable: it does not work."""
+        path, handle = route.path, route.mapping.handle
+        probe = Probe(self._memory.runtime, self._stream, route.mapping)
+        try:
+            with probe.running():
+                if not probe.is_true():
+                    raise PoolUnavailable(
+                        f"copies from GPU {handle.gpu_uuid} bring other bytes than are there (PCIe "
+                        "ACS or an IOMMU may be in their way)"
+                    )
+                bytes_per_s = probe.bandwidth()
+                if path not in self._batch_below:
+                    self._batch_below[path] = probe.batch_below()
+        except NotMeasured as error:
+            logger.info("the pool of %s is read by way of: %s (%s)", worker, path, error)
+            return
+        self._tell(worker, handle, path, bytes_per_s)
 
     def _bounce(
         self, worker: WorkerName, handle: PoolHandle, descriptor: int, reason: str
@@ -111,20 +136,6 @@ class Pairing:
 
         route.measure(min(PROBE_BYTES, handle.num_bytes), tell)
         return route
-
-    def _test(self, worker: WorkerName, handle: PoolHandle, route: DirectRoute) -> None:
-        """Measure the way, and say which it is."""
-        path, address = route.path, route.mapping.address
-        probe = Probe(self._memory.runtime, self._stream, address, handle.num_bytes)
-        try:
-            with probe.running():
-                bytes_per_s = probe.bandwidth()
-                if path not in self._batch_below:
-                    self._batch_below[path] = probe.batch_below()
-        except NotMeasured as error:
-            logger.info("the pool of %s is read by way of: %s (%s)", worker, path, error)
-            return
-        self._tell(worker, handle, path, bytes_per_s)
 
     def _tell(
         self, worker: WorkerName, handle: PoolHandle, path: PullPath, bytes_per_s: float

@@ -13,7 +13,6 @@ import socket
 import threading
 from contextlib import suppress
 
-from gpu_workers.cuda_copies import BATCH_BELOW_BYTES
 from gpu_workers.cuda_routes import copy_all
 from gpu_workers.cuda_slots import NUM_SLOTS, SLOT_BYTES, SharedSlots
 from ipc import kv_bounce
@@ -101,11 +100,12 @@ class Porter:
         if slot >= NUM_SLOTS or sum(num_bytes for _, num_bytes in runs) > SLOT_BYTES:
             raise NoAsking("that is not in a slot")
         assert self._stream is not None
-        copies, at = [], self._guests[guest].at(slot)
+        slots, copies = self._guests[guest], []
+        at = slots.at(slot)
         for offset, num_bytes in runs:
             copies.append((at, self._pool.address + offset, num_bytes))
             at += num_bytes
-        copy_all(self._runtime, copies, self._stream, batch_below=BATCH_BELOW_BYTES)
+        copy_all(self._runtime, copies, self._stream, batch_below=slots.batch_below)
         self._runtime.synchronize(self._stream)
         return kv_bounce.say_filled(guest, slot)
 

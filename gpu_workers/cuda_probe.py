@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 
+from gpu_workers.cuda_proof import is_read_truly
 from gpu_workers.cuda_routes import Copy, copy_together
 from ipc.cuda_runtime import CudaError, CudaRuntime
+from ipc.kv_cuda import Mapping
 
 PROBE_BYTES = 32 << 20
 NUM_RUNS = 32
@@ -25,15 +27,16 @@ class NotMeasured(Exception):
 
 
 class Probe:
-    """Measures copies from one place, on one stream.
+    """Measures copies from one pool, on one stream.
 
     Args:
-        source: where to read, `num_bytes` of it.
+        pool: a peer's, as we have opened it.
     """
 
-    def __init__(self, runtime: CudaRuntime, stream: int, source: int, num_bytes: int) -> None:
-        self._runtime, self._stream, self._source = runtime, stream, source
-        self._num_bytes = min(num_bytes, PROBE_BYTES)
+    def __init__(self, runtime: CudaRuntime, stream: int, pool: Mapping) -> None:
+        self._runtime, self._stream, self._pool = runtime, stream, pool
+        self._source = pool.address
+        self._num_bytes = min(pool.handle.num_bytes, PROBE_BYTES)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -50,6 +53,10 @@ class Probe:
             undo.callback(runtime.destroy_event, self._ended)
             undo.callback(runtime.synchronize, self._stream)
             yield
+
+    def is_true(self) -> bool:
+        """Whether copies bring what is there."""
+        return is_read_truly(self._runtime, self._pool, self._scratch, self._stream)
 
     def bandwidth(self) -> float:
         """Bytes per second of one large copy."""

@@ -9,6 +9,7 @@ import ctypes
 import logging
 import os
 
+from gpu_workers.cuda_copies import BATCH_BELOW_BYTES
 from ipc import kv_shm
 from ipc.cuda_runtime import CudaError, CudaRuntime
 
@@ -43,6 +44,11 @@ class SharedSlots:
         self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self._mapping)
         self.address = ctypes.addressof(self._anchor)
         self._is_pinned = self._pin()
+
+    @property
+    def batch_below(self) -> int:
+        """Copies of fewer bytes may be made together: of memory that is pinned."""
+        return BATCH_BELOW_BYTES if self._is_pinned else 0
 
     def at(self, slot: int) -> int:
         """The address of a slot."""

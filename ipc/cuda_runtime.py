@@ -135,9 +135,13 @@ class CudaRuntime:
         """Zeroed memory of the current device. No stream of ours waits for the default one, on
         which it is zeroed: so we do."""
         address = self._made("cudaMalloc", num_bytes)
-        self._call("cudaMemset", address, 0, num_bytes)
-        self.synchronize(_DEFAULT_STREAM)
+        self.fill(address, 0, num_bytes)
         return address
+
+    def fill(self, address: int, value: int, num_bytes: int) -> None:
+        """Every byte there is that when this returns."""
+        self._call("cudaMemset", address, value, num_bytes)
+        self.synchronize(_DEFAULT_STREAM)
 
     def free(self, address: int) -> None:
         self._call("cudaFree", address)

@@ -47,8 +47,8 @@ class FakeCudart:
 
     `fails` makes calls fail by name. `skips_fences` makes every event look as if it were over.
     `refuses_pinning` leaves the host's memory as it is, `dies_at_copy` ends the process at that
-    copy. `freed_while_open` counts the worst of mistakes. One thread calls at a time, and each has
-    its own current device and last error.
+    copy, `garbles` lets copies between GPUs arrive nowhere. `freed_while_open` counts the worst of
+    mistakes. One thread calls at a time, and each has its own current device and last error.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class FakeCudart:
         self.skips_fences = False
         self.refuses_pinning = False
         self.dies_at_copy: int | None = None
+        self.garbles = False
         self.slow_factor = 1.0
         self.freed_while_open = 0
         self._lock = threading.RLock()
@@ -141,7 +142,7 @@ class FakeCudart:
 
     def _cudaMemset(self, address: int, value: int, num_bytes: int) -> None:
         self._within(address, num_bytes)
-        self._ask(0, "zero", Copy(address, address, num_bytes, self._speed(0, 0)))
+        self._ask(0, "fill", Copy(address, value, num_bytes, self._speed(0, 0)))
 
     def _cudaHostAlloc(self, into: Any, num_bytes: int, flags: int) -> None:
         descriptor = os.memfd_create("fake-pinned")
@@ -254,6 +255,8 @@ class FakeCudart:
         here = self._within(target, num_bytes).device
         if HOST not in (here, there) and here != there and (here, there) not in self.reach:
             raise Failed(ILLEGAL_ADDRESS)
+        if self.garbles and here != there and HOST not in (here, there):
+            source = target  # nothing arrives
         return Copy(target, source, num_bytes, self._speed(here, there), self._host_s)
 
     def _speed(self, here: int, there: int) -> float:

@@ -57,8 +57,8 @@ def advance(stream: Stream) -> None:
     elif what == "record":
         event, event.num_done, asked_s = about
         event.at_s = stream.clock_s = max(stream.clock_s, asked_s)
-    elif what == "zero":
-        ctypes.memset(about.target, 0, about.num_bytes)
+    elif what == "fill":
+        ctypes.memset(about.target, about.source, about.num_bytes)
     else:
         ctypes.memmove(about.target, about.source, about.num_bytes)
         began_s = max(stream.clock_s, about.asked_s)

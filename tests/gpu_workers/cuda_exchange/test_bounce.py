@@ -106,12 +106,13 @@ def test_memory_that_cannot_be_pinned_serves_too_and_is_told(
     here, (there,) = far(), exporters(1, 1)
     here.library.refuses_pinning = there.library.refuses_pinning = True
     here.meet([there])
-    here.pull((5,), (2,))
+    here.pull((5, 2), (2, 0))
     here.until_finished()
-    assert torch.equal(here.exchange.pool[2], reference()[5])
+    assert torch.equal(here.exchange.pool[[2, 0]], reference()[[5, 2]])
     assert "it is not pinned: cudaHostRegister: cudaErrorNotSupported" in caplog.text
     here.exchange.unmap_instance("there", EPOCH)
     assert "cudaHostUnregister" not in here.library.calls
+    assert "cudaMemcpyBatchAsync" not in here.library.calls  # it is not for such memory
 
 
 def test_no_memory_for_the_slots_is_told_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:

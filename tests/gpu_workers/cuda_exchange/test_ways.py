@@ -61,6 +61,20 @@ def test_peer_access_that_does_not_open_is_told_and_replaced_by_the_host_C14_C15
     assert re.search(expected, caplog.text)
 
 
+def test_peer_access_that_brings_nothing_is_found_out_and_replaced_by_the_host_A7_C14(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No call fails where an IOMMU stands between two GPUs."""
+    here, (there,) = Process(WHOLE, gpu=1, reach=NEIGHBOURS), exporters(1, 1)
+    here.library.garbles = True
+    here.meet([there])
+    assert "host's memory: copies from GPU GPU-a bring other bytes than are there" in caplog.text
+    here.pull((6,), (0,))
+    here.until_finished()
+    assert torch.equal(here.exchange.pool[0], reference()[6])
+    assert here.library.calls.count("cudaIpcCloseMemHandle") == 1
+
+
 def test_gpus_without_peer_access_are_named(caplog: pytest.LogCaptureFixture) -> None:
     here, (there,) = Process(WHOLE, gpu=1, reach=set()), exporters(1, 1)
     here.meet([there])
