@@ -18,7 +18,7 @@ from gpu_workers.batch import Batch
 from gpu_workers.cuda_attention import AttentionShape, PagedAttention, workspace_bytes
 from gpu_workers.cuda_device import Device, send
 from gpu_workers.cuda_linear import CudaLinear
-from gpu_workers.cuda_step import HostStep, host_step, padding_only
+from gpu_workers.cuda_step import HostStep, host_step, padding_only, prompt_only
 from gpu_workers.cuda_switches import Switches
 from gpu_workers.errors import ModelError
 from gpu_workers.kernels import Geometry, Linear, Norm
@@ -29,6 +29,7 @@ WIDE_PER_ROW = 4  # of a decode step: token id, position, block, offset
 NARROW_PER_ROW = 4  # owner, position, indptr (and one more), last page's length
 VECTOR = 8  # 16-bit elements that FlashInfer's kernels take at once
 BLOCK_THREADS = 1024  # the most in one block on any GPU
+WARM_UP_TOKENS = 96  # enough for the largest tiles of queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +123,8 @@ class CudaKernels:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run every kernel of the library's once, so that none is compiled while it is waited
-        for: the first time on a machine that takes minutes.
+        """Run every kernel of the library's once, for a decode row and for a prompt, so that none
+        is compiled or loaded while it is waited for: compiling takes minutes.
 
         Raises:
             ModelError: they cannot be compiled, or do not run here; says why.
@@ -136,19 +137,26 @@ class CudaKernels:
             raise ModelError(f"{self.name}'s kernels do not run here: {error}") from error
 
     def _run_each(self) -> None:
-        device = self.device.torch_device
+        num_positions = WARM_UP_TOKENS if self._rope is None else len(self._rope)
+        length = min(WARM_UP_TOKENS, num_positions)
         attention, scratch = self._turns[0]
-        step = self._place(padding_only(1, self.spare_block), attention, scratch, None)
+        for host in (
+            padding_only(1, self.spare_block),
+            prompt_only(length, self.block_size, self.spare_block),
+        ):
+            self._run_all(self._place(host, attention, scratch, None))
+        self.device.synchronize()
+
+    def _run_all(self, step: DeviceStep) -> None:
+        device = self.device.torch_device
         width = (self._num_heads + 2 * self._kv_heads) * self._head_dim
-        qkv = torch.zeros(1, width, dtype=self.dtype, device=device)
+        qkv = torch.zeros(len(step.token_ids), width, dtype=self.dtype, device=device)
         with self.on(step):
             self.append(0, qkv)
             self.attention(0, qkv)
             self.silu_mul(qkv)
-        if self._is_norm_fused:
-            norm = Norm(torch.ones(width, dtype=self.dtype, device=device), 1e-6)
-            self.add_rms_norm(self.rms_norm(qkv, norm), qkv, norm)
-        self.device.synchronize()
+        norm = Norm(torch.ones(width, dtype=self.dtype, device=device), 1e-6)
+        self.add_rms_norm(self.rms_norm(qkv, norm), qkv, norm)
 
     def pack(
         self,

@@ -152,6 +152,25 @@ def padding_only(size: int, spare_block: int) -> HostStep:
     return padded(empty, size, spare_block)
 
 
+def prompt_only(num_tokens: int, block_size: int, spare_block: int) -> HostStep:
+    """A prompt that no sequence has, all of whose pages are one, to run kernels with."""
+    places = np.arange(num_tokens)
+    spare = np.full(num_tokens, spare_block)
+    return HostStep(
+        token_ids=np.zeros_like(places),
+        positions=places,
+        blocks=spare,
+        offsets=places % block_size,
+        owners=np.zeros(num_tokens, dtype=np.int32),
+        row_starts=_starts(np.array([num_tokens])),
+        pages=page_table(spare[None], np.array([num_tokens]), block_size),
+        unseen=int64_array(()),
+        lines=int64_array(()),
+        head_rows=None,
+        num_decode=0,
+    )
+
+
 def _starts(counts: npt.NDArray[Any]) -> Int32Array:
     starts = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])

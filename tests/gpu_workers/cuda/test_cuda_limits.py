@@ -98,7 +98,15 @@ def test_keys_of_more_heads_than_one_block_of_threads_takes_are_written_by_torch
     kernels(136, 136, 64, library).warm_up()
     assert "append_paged_kv_cache" not in library.calls
     kernels(128, 128, 64, library).warm_up()
-    assert library.calls["append_paged_kv_cache"] == 1
+    assert library.calls["append_paged_kv_cache"] == 2  # of a decode row and of a prompt
+
+
+def test_kernels_are_run_for_a_prompt_too_before_anybody_waits(library: FakeFlashInfer) -> None:
+    table = torch.zeros(40, 2, 32)  # no position is beyond it
+    pool = torch.zeros(4, 2, 1, 2, PAGE, 64, dtype=torch.float16)
+    CudaKernels(pool, Geometry(4, 0.125, table), library.device, library).warm_up()
+    for name in ("Decode", "Prefill"):
+        assert library.calls[f"Batch{name}WithPagedKVCacheWrapper.run"] == 1
 
 
 def test_a_gate_of_no_whole_vectors_is_torchs(tmp_path: Path) -> None:
