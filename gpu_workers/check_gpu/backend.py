@@ -137,6 +137,7 @@ class CpuBackend:
             executor.kernels,
             executor.exchange,
             max_context_tokens=executor.max_context_tokens,
+            num_token_ids=executor.num_token_ids,
         )
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -113,6 +113,7 @@ class CudaBackend:
             executor.kernels,
             executor.exchange,
             max_context_tokens=executor.max_context_tokens,
+            num_token_ids=executor.num_token_ids,
             runner=runner,
         )
 

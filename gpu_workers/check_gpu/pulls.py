@@ -16,6 +16,7 @@ from gpu_workers.check_gpu.exporter import OWNER, Exporter, pattern
 from gpu_workers.check_gpu.outcome import Note, require
 from gpu_workers.kv_exchange import OwnExchange
 from gpu_workers.step_plan import Pull, PullResult
+from ipc.cuda_runtime import CudaError
 from ipc.kv_layout import RankLayout, Span
 from ipc.vocabulary import DType, KVHandle, WorkerName
 
@@ -62,7 +63,36 @@ def check_death(backend: Backend, note: Note) -> str:
             require(not ours.knows(OWNER, epoch), "the dead exporter's pool is still known")
             require(len(ours.finished()) == 1, "the pull that was under way was lost")
     backend.release(ours)
-    return "two exporters killed while their pools were open, pulled from again"
+    outlives = _outlives(backend)
+    note("memory outlives its owner", outlives)
+    return f"two exporters killed while their pools were open, pulled from again; {outlives}"
+
+
+def _outlives(backend: Backend) -> str:
+    """Whether a pool is read rightly through a mapping whose owner has been killed: the driver's
+    practice, on which weights rest that several workers hold. An error is an answer, too.
+
+    Raises:
+        CheckFailed: it gives other bytes, and no error.
+    """
+    whole = ranks(1, 1, backend.dtype)
+    ours = backend.exchange(whole[0], "importer")
+    blocks, into = _scattered(ours.layout, 0)
+    with Exporter(backend.exporter_command) as exporter:
+        introduce(ours, exporter.make(whole), whole)
+        exporter.fill(3)
+        exporter.kill()
+        try:
+            pull(ours, blocks, into)
+            pulled = ours.pool.cpu()
+        except (CudaError, RuntimeError, TimeoutError) as error:
+            return f"no, it cannot be read: {error}"
+    expected = pattern(ours.layout, 3)
+    same = all(torch.equal(pulled[b], expected[a]) for a, b in zip(blocks, into, strict=True))
+    require(same, "the memory of an exporter that was killed gives other bytes, and no error")
+    ours.unmap_instance(OWNER, 1)
+    backend.release(ours)
+    return "its memory outlives an exporter"
 
 
 def ranks(tp: int, pp: int, dtype: DType) -> list[RankLayout]:

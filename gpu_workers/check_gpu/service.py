@@ -10,13 +10,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from gpu_workers.check_gpu import daemon_process
 from gpu_workers.check_gpu.backend import Backend, spec_of
 from gpu_workers.check_gpu.daemon_process import Answer, DaemonProcess
 from gpu_workers.check_gpu.driver import Driver
 from gpu_workers.check_gpu.outcome import Note, require
 from gpu_workers.check_gpu.scoring import require_likely
-from gpu_workers.check_gpu.tiny_models import TINY, prompts, write_config, write_tokenizer
+from gpu_workers.check_gpu.tiny_models import (
+    NUM_TOKEN_IDS,
+    TINY,
+    prompts,
+    write_config,
+    write_tokenizer,
+)
 
 NUM_REQUESTS, NUM_TOKENS = 16, 24
 MAX_CONTEXT, KV_BYTES = 1024, 64 << 20
@@ -26,7 +34,10 @@ class Expected:
     """What one engine in this process answers, and what it thinks of other answers."""
 
     def __init__(self, backend: Backend, model: Path, asked: Sequence[list[int]]) -> None:
-        spec = spec_of(str(model), backend.dtype, max_context=MAX_CONTEXT, is_dummy=True)
+        spec = msgspec.structs.replace(
+            spec_of(str(model), backend.dtype, max_context=MAX_CONTEXT, is_dummy=True),
+            num_token_ids=NUM_TOKEN_IDS,  # as the service has it, which never draws others
+        )
         executor = backend.executor(spec, KV_BYTES, max_batch=NUM_REQUESTS)
         self._asked = asked
         self._judge = Driver(backend.eager(executor))

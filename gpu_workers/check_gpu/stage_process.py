@@ -26,7 +26,7 @@ import orjson
 from gpu_workers import lifeline
 from gpu_workers.check_gpu.outcome import Outcome, Verdict
 
-LOG_BYTES = 6000  # of the end of what a process said
+LOG_BYTES = 12_000  # of the end of what a process said
 
 
 class Figure(msgspec.Struct, frozen=True, tag=True):

@@ -59,11 +59,12 @@ STAGES = (
     Stage("model", 60, _on(check_model)),
     Stage("host", 40, _on(measure_host)),
     Stage("layouts", 40, _on(compare_layouts)),
-    Stage("death", 60, _on(check_death)),
     Stage("parallel", 110, _on(check_parallel)),
+    Stage("death", 60, _on(check_death)),
 )
 """In this order, since time may be short: whether it computes rightly, the figures that people ask
-for, whether it serves; then what explains figures, and what is rarer."""
+for, whether it serves; then what explains figures, and what is rarer. The last one may leave the
+device unusable to its process."""
 BY_NAME = {stage.name: stage for stage in STAGES}
 
 

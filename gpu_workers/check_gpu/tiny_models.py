@@ -6,6 +6,7 @@ from typing import Any
 
 BYTES = 256
 EOS = 257
+NUM_TOKEN_IDS = 259  # of the tokenizer: a token for each byte, and three special ones
 TINY: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
