@@ -125,11 +125,11 @@ class Metrics:
     def ended(self, request: Request, phase: Phase) -> None:
         """A request that was taken has ended; latencies count only where an answer was given."""
         self.tally.ended[phase] += 1
-        self._ended.labels(phase.name.lower()).inc()
+        self._ended[phase].inc()
         otherwise = "abort" if phase is Phase.ABORTED else "error"
         for choice in request.choices:
             reason = otherwise if choice.finished is None else choice.finished.value
-            self._success.labels(**self._model, finished_reason=reason).inc()
+            self._success[reason].inc()
         if phase is Phase.FINISHED:
             self._requests.answered(request)
 
@@ -177,20 +177,20 @@ class Metrics:
         self._arrived = families.counter(
             "distserve_requests_arrived", "Requests that were taken: arrived = ended + open"
         )
-        self._ended = families.counter(
+        ended = families.counter(
             "distserve_requests_ended",
             "Requests that were taken and have ended, by how",
             ["ending"],
         )
-        for phase in _ENDINGS:
-            self._ended.labels(phase.name.lower())
-        self._success = families.counter(
+        self._ended = {phase: ended.labels(phase.name.lower()) for phase in _ENDINGS}
+        success = families.counter(
             "vllm:request_success",
             "Choices that have ended, by finish reason; abort: the client left; error: it failed",
             [*self._model, "finished_reason"],
         )
-        for reason in _REASONS:
-            self._success.labels(**self._model, finished_reason=reason)
+        self._success = {
+            reason: success.labels(**self._model, finished_reason=reason) for reason in _REASONS
+        }
         self._retried = families.counter(
             "distserve_retries",
             "Choices that were prefilled again because a worker that had them died or refused",

@@ -21,14 +21,16 @@ class RequestMetrics:
         self.slo = SloBook(targets)
         self._make_latencies(families, targets)
         self._make_sizes(families)
-        self._judged = families.counter(
+        judged = families.counter(
             "distserve_slo_requests",
             "Answered requests by SLO (ttft, tpot, both) and whether they met it",
             ["slo", "met"],
         )
-        for slo in SLOS:
-            for met in ("true", "false"):
-                self._judged.labels(slo, met)
+        self._judged = {
+            (slo, met): judged.labels(slo, str(met).lower())
+            for slo in SLOS
+            for met in (True, False)
+        }
         self._goodput = families.counter(
             "distserve_goodput_requests", "Answered requests that met both targets"
         )
@@ -56,7 +58,7 @@ class RequestMetrics:
 
     def _count(self, verdict: Verdict) -> None:
         for slo in SLOS:
-            self._judged.labels(slo, "true" if getattr(verdict, slo) else "false").inc()
+            self._judged[slo, getattr(verdict, slo)].inc()
         if verdict.both:
             self._goodput.inc()
 
@@ -70,7 +72,7 @@ class RequestMetrics:
 
     def _observe_stages(self, stages: StageTimes) -> None:
         for stage in STAGES:
-            self._stages.labels(stage).observe(getattr(stages, f"{stage}_s"))
+            self._stages[stage].observe(getattr(stages, f"{stage}_s"))
         decode_s = stages.transfer_s + stages.decode_queue_s + stages.decode_s
         self._queue.observe(stages.prefill_queue_s)
         self._prefill.observe(stages.prefill_s)
@@ -104,14 +106,13 @@ class RequestMetrics:
         self._inference = histogram(
             "vllm:request_inference_time_seconds", "Begin of the prefill to the end", latency
         )
-        self._stages = families.histogram(
+        stages = families.histogram(
             "distserve_stage_seconds",
             "The five stages of a request's life (DistServe, section 6.3); they add up to it",
             buckets.STAGE_S,
             ["stage"],
         )
-        for stage in STAGES:
-            self._stages.labels(stage)
+        self._stages = {stage: stages.labels(stage) for stage in STAGES}
 
     def _make_sizes(self, families: Families) -> None:
         histogram, tokens = families.model_histogram, buckets.TOKENS
