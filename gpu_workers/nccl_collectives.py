@@ -11,6 +11,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -149,8 +150,9 @@ class NcclCollectives:
         while self._close_before:
             self._close_before.pop()()
         groups, self._groups = self._groups, None
-        for group in groups or ():
-            group.abort()
+        # Both at once: to give one up may have to wait for calls of the other (pytorch#119797).
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda group: group.abort(), groups or ()))
 
     @property
     def _stage(self) -> Any:

@@ -49,6 +49,15 @@ def test_results_come_in_the_plans_order_and_only_for_rows_that_draw(driver: Dri
     assert [list(row.token_ids) for row in results.values()] == alone
 
 
+def test_a_token_that_nobody_has_told_yet_is_not_computed_with(driver: Driver) -> None:
+    """A device would have it; here a step is collected before the next one of its sequence."""
+    blocks = (NewBlocks(1, (0,)),)
+    added = (NewSequence(1, (0,), tuple(PROMPT[:5]), (), 0, greedy()),)
+    driver.executor.launch(StepPlan(step_id=1, added=added, blocks=blocks, rows=(Row(1, 5, True),)))
+    with pytest.raises(AssertionError, match="no plan has told"):
+        driver.executor.launch(StepPlan(step_id=2, rows=(Row(1, 1, True),)))
+
+
 def test_every_choice_of_a_prompt_draws_its_own_token(driver: Driver) -> None:
     shared = driver.add(PROMPT, sampled(), choices=(0, 1, 2, 5))
     together = driver.prefill(shared, len(PROMPT)).token_ids
