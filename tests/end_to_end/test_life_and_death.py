@@ -142,6 +142,20 @@ def test_a_worker_s_death_is_unseen_by_the_clients_it_was_working_for_B1(
         assert service.complete("hello")["choices"]
 
 
+@pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
+def test_who_comes_while_the_only_one_of_its_role_starts_again_is_served_B1(
+    tiny_service: Service, victim: str
+) -> None:
+    """Health says 503 then, but a newcomer only waits, as those do who came before."""
+    service = tiny_service
+    expected = service.complete("hello")["choices"]
+    service.workers()[victim].kill()
+    health = f"{service.url}/health"
+    eventually(lambda: httpx.get(health).status_code == 503, 20, "its death is seen")
+    assert service.complete("hello")["choices"] == expected
+    assert httpx.get(health).status_code == 200
+
+
 def test_a_second_daemon_is_refused_by_run_directory_and_by_port_C11_C18(
     tiny_service: Service, tiny_llama: Path, tmp_path: Path
 ) -> None:
