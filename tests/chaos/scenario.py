@@ -64,8 +64,10 @@ def storm(tokenizer: Tokenizer, seed: int) -> ChaosTown:
     dice = random.Random(seed)
     roles = dice.choice((TWO_AND_TWO, ONE_OF_EACH, {"m0": Role.MIXED, "m1": Role.MIXED}))
     town = ChaosTown(tokenizer, roles, seed=seed, num_blocks=dict.fromkeys(roles, 2 * SMALL_POOL))
-    deadly = [fault for fault in Fault if fault.is_deadly]
-    for fault in [*dice.sample(deadly, MAX_DEATHS), Fault.SLOW]:
+    deadly = dice.sample([fault for fault in Fault if fault.is_deadly], MAX_DEATHS)
+    if Fault.STALE_DOWN in deadly:
+        deadly.pop()  # somebody must have died for that, too
+    for fault in [*deadly, Fault.SLOW]:
         town.strike(fault, dice.choice(list(roles)), at=dice.randrange(STRIKE_WITHIN))
     town.visit(visits(seed, NUM_VISITS))
     return run(town, tokenizer, seed)

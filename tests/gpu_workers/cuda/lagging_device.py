@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.gpu_workers.cuda.fake_device import FakeDevice, FakeGraph, UsedTooEarly
 from tests.gpu_workers.cuda.no_reading import READING
 
-PACES = (0, 0, 1, 3, 1000)  # things done for each that is asked for
-STRIDE = 40  # things asked for at one pace, in the mean
+PACES = (0, 0, 0, 1, 3, 1000)  # things done for each that is asked for
+STRIDE = 300  # things asked for at one pace, in the mean: a few steps
 FIRST_SWEEP = 4096
 POISON = 0xA5  # what fresh memory holds: no number that anybody computed
 
