@@ -1,0 +1,1 @@
+"""A directory for PYTHONPATH: what it holds gives a service's workers played GPUs."""
