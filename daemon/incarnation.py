@@ -153,7 +153,7 @@ class Incarnation:
         """Have every worker here answer this beat."""
         for name in self.workers_here:
             with contextlib.suppress(PeerGone):  # its end is on the way
-                self.tell(name, Audit(beat))
+                self.tell(name, Audit(beat, logging.getLogger().level))
 
     def tell_to_exit(self) -> None:
         for name in self.workers:

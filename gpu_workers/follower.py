@@ -17,6 +17,7 @@ from gpu_workers.kv_exchange import KVExchange
 from gpu_workers.leader import PULL_LOOK_S, Link, StepExecutor
 from gpu_workers.plan_bus import GroupBroken
 from gpu_workers.step_plan import Pull, PullResult, StepPlan, StepResult
+from ipc import journal
 from ipc.kv_layout import LayoutMismatch
 from ipc.messages import Alive, Audit, Command, Exit, PeerDown, PeerUp, Released
 
@@ -141,7 +142,8 @@ class Follower:
                     self._peers.introduce(command)
                 case PeerDown():
                     pass  # a plan will say when
-                case Audit(beat):
+                case Audit(beat, log_level):
+                    journal.follow(log_level)
                     self._link.send(Alive(beat))
                 case Exit():
                     self._exit_by_s = time.monotonic() + DISMISSAL_TIMEOUT_S

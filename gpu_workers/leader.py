@@ -18,6 +18,7 @@ from gpu_workers.auditor import Auditor
 from gpu_workers.forecast import Forecast, work_of
 from gpu_workers.scheduler import Scheduler
 from gpu_workers.step_plan import PullResult, StepPlan, StepResult
+from ipc import journal
 from ipc.kv_layout import LayoutMismatch
 from ipc.messages import (
     Abort,
@@ -251,7 +252,8 @@ class Leader:
                 self._link.send(Released(instance, epoch))
             case SetRole(role, mixed):
                 self._scheduler.set_role(role, mixed)
-            case Audit(beat):
+            case Audit(beat, log_level):
+                journal.follow(log_level)
                 self._beat, self._stats_sent, self._stats_due_s = beat, None, 0.0
                 self._auditor.demand()
             case Exit():

@@ -49,6 +49,12 @@ def inherited_level(environment: Mapping[str, str] = os.environ) -> int:
     return logging.getLevelNamesMapping().get(environment.get(LOG_LEVEL, ""), logging.INFO)
 
 
+def follow(level: int | None) -> None:
+    """Log from that level on, as a parent does by now; None: as before."""
+    if level is not None and level != logging.getLogger().level:
+        logging.getLogger().setLevel(level)
+
+
 def is_journal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether JOURNAL_STREAM names this very stream: children may have theirs redirected."""
     try:

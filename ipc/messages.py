@@ -161,10 +161,11 @@ class Audit(msgspec.Struct, frozen=True, tag=True):
     """Check the block books now and answer with `Stats`; a follower answers with `Alive`.
 
     Sent with every beat of the daemon, which counts them: an answer bears the number of the newest
-    beat that was heard. In an ordered link, it also proves that nothing sent before was lost.
+    that was heard, and proves that nothing sent before was lost. `log_level` is the daemon's now.
     """
 
     beat: int = 0
+    log_level: int | None = None
 
 
 class Exit(msgspec.Struct, frozen=True, tag=True):

@@ -1,5 +1,7 @@
 """Beats over a played instance: who is asked, who is replaced, what is told of it."""
 
+import logging
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.heartbeat import Heartbeat
@@ -62,8 +64,9 @@ async def test_every_worker_that_is_ready_is_asked_with_every_beat(make_stage: M
     processes = await stage.all_ready(2)
     for number in (2, 3):
         pulse.beats(1, answering=processes)
+        level = logging.getLogger().level
         assert stage.link.sent == [
-            (WorkerName("mixed-0", stage=stage_of), Audit(number)) for stage_of in (0, 1)
+            (WorkerName("mixed-0", stage=stage_of), Audit(number, level)) for stage_of in (0, 1)
         ]
     await end(stage)
     await keeping

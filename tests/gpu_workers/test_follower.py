@@ -1,5 +1,6 @@
 """What a follower does by itself: next to nothing, and when it ends."""
 
+import logging
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -285,6 +286,12 @@ def test_a_beat_is_answered_also_between_plans_that_came_together() -> None:
     bench = Bench(*plans, commands=[[Audit(1)], [Audit(2)], [Audit(3)]], together=True)
     bench.follower.run()
     assert bench.link.answers == [1, 2, 3]
+
+
+def test_with_a_beat_it_follows_the_daemon_s_log_level(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        Bench(StepPlan(step_id=1), commands=[[Audit(1, logging.ERROR)]]).follower.run()
+        assert logging.getLogger().level == logging.ERROR
 
 
 def test_that_it_has_let_go_of_a_pool_is_said_when_a_plan_has_closed_it() -> None:

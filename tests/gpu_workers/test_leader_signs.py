@@ -1,7 +1,11 @@
 """Signs of life: what a leader answers to a beat, and what it says before it falls silent."""
 
+import logging
 import time
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 from gpu_workers.leader import Leader
 from gpu_workers.step_plan import PullResult, StepPlan, StepResult
@@ -52,6 +56,29 @@ def test_a_beat_is_answered_by_its_number_and_by_an_audit_also_when_no_work_come
     faults = [stats.audit_failures for stats in books(link)]
     assert faults[0] > 0
     assert len(set(faults)) == 1, "a fault that stays is counted once"
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    before = root.level
+    yield root
+    root.setLevel(before)
+
+
+def test_with_a_beat_it_follows_the_daemon_s_log_level(root_logger: logging.Logger) -> None:
+    levels: list[int] = []
+
+    class Overheard(ScriptedLink):
+        def receive(self, timeout_s: float | None) -> list[Command]:
+            levels.append(root_logger.level)
+            return super().receive(timeout_s)
+
+    root_logger.setLevel(logging.INFO)
+    rig = Rig(Role.PREFILL)
+    link = Overheard([Audit(1, logging.DEBUG)], [Audit(2)], [Audit(3, logging.ERROR)])
+    Leader(link, rig.scheduler, rig.executor, rig.exchange, lambda peer: None).run()
+    assert list(dict.fromkeys(levels)) == [logging.INFO, logging.DEBUG, logging.ERROR]
 
 
 def test_a_step_that_may_be_long_is_announced_before_it_begins() -> None:

@@ -62,7 +62,7 @@ COMMANDS: list[Command] = [
     PeerUp(WORKER, 5, LAYOUT),
     PeerDown("prefill-0", 5),
     SetRole(Role.MIXED, MixedPolicy(chunk_tokens=64)),
-    Audit(3),
+    Audit(3, 10),
     Exit(),
 ]
 EVENTS: list[Event] = [
