@@ -130,6 +130,8 @@ class CudaExchange:
                     f"{layout.pool_bytes}"
                 )
             route = self._pairing.open(worker, handle, descriptor)
+            if self._verifies and route.mapping is None:
+                logger.warning("pulls from %s are not compared: its pool is not seen here", worker)
         finally:
             os.close(descriptor)
         ranks = self._peers.setdefault((worker.instance, epoch), {})

@@ -6,6 +6,7 @@ out about a kind of way, such as which copies are quicker together, holds for al
 """
 
 import logging
+import os
 from collections.abc import Callable
 
 from gpu_workers.cuda_bounce import BounceRoute, LostRoute
@@ -19,6 +20,9 @@ from ipc.kv_shm import PoolUnavailable
 from ipc.vocabulary import WorkerName
 
 logger = logging.getLogger(__name__)
+
+VARIABLE = "DISTSERVE_PULL_PATH"
+"""`host` in the environment: directly is not even tried."""
 
 FLOORS: dict[PullPath, float] = {
     PullPath.LOCAL: 200e9,  # any data-centre GPU copies within its memory at several times that
@@ -38,6 +42,9 @@ class Pairing:
         stream: on which copies are measured.
         batch_below: copies of fewer bytes are made together; None: as measured.
         find_links: what is known of the links between GPUs, asked when the first is needed.
+
+    Raises:
+        PoolUnavailable: the environment asks for a way that nobody can be made to take.
     """
 
     def __init__(
@@ -54,6 +61,9 @@ class Pairing:
         self._find_links = find_links
         self._links: Links | None = None
         self._batch_below: dict[PullPath, int] = {}
+        self._forced = os.environ.get(VARIABLE, "")
+        if self._forced not in ("", PullPath.HOST):
+            raise PoolUnavailable(f"{VARIABLE} is {self._forced!r}; it may be host, or be left out")
 
     def batch_below(self, path: PullPath) -> int:
         """Copies of fewer bytes are quicker together on such a way."""
@@ -80,6 +90,8 @@ class Pairing:
 
     def _objection(self, handle: PoolHandle) -> str | None:
         """Why our GPU cannot read that pool, if that is known before it is tried."""
+        if self._forced:
+            return f"{VARIABLE} asks for it"
         if not handle.handle:
             return f"GPU {handle.gpu_uuid} does not share its memory"
         ours, uuids = self._gpu.index, self._gpu.uuids

@@ -1,0 +1,49 @@
+"""How parts of a pool are asked for: the door, the line, and the messages."""
+
+import itertools
+import os
+import socket
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipc import kv_bounce
+from ipc.kv_bounce import MAX_RUNS, NoAsking
+
+
+def test_a_handle_can_be_looked_at_by_all_and_after_its_owners_end() -> None:
+    door, descriptor = kv_bounce.make_door(b"how to open it")
+    for _ in range(2):
+        assert kv_bounce.read_document(descriptor) == b"how to open it"
+    door.close()
+    assert kv_bounce.read_document(descriptor) == b"how to open it"
+    os.close(descriptor)
+
+
+RUNS = st.lists(st.tuples(*[st.integers(0, (1 << 64) - 1)] * 2), max_size=20)
+
+
+@given(slot=st.integers(0, 3), runs=RUNS)
+def test_what_is_asked_is_what_is_heard(slot: int, runs: list[tuple[int, int]]) -> None:
+    assert kv_bounce.parse_asking(kv_bounce.pack_asking(slot, runs)) == (slot, runs)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_asking_or_refused(message: bytes) -> None:
+    try:
+        slot, runs = kv_bounce.parse_asking(message)
+    except NoAsking:
+        return
+    assert slot >= 0
+    assert len(message) == 16 * (len(runs) + 1)
+
+
+def test_the_longest_asking_is_one_message() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    runs = list(itertools.repeat((1, 2), MAX_RUNS))
+    line = kv_bounce.Line(ours)
+    line.ask(1, runs)
+    assert kv_bounce.read_asking(theirs) == (1, runs)
+    line.close()
+    assert kv_bounce.read_asking(theirs) is None
+    theirs.close()
