@@ -34,8 +34,11 @@ from ipc.kv_layout import RankLayout
 from ipc.kv_shm import PoolUnavailable
 from ipc.messages import Loading, WorkerConfig
 from ipc.sharding import Shard
+from ipc.vocabulary import DeviceKind
 
 logger = logging.getLogger(__name__)
+
+NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
 
 def usable_gpu(
@@ -54,6 +57,23 @@ def usable_gpu(
         return open_gpu(*where)
     except torch.AcceleratorError as error:
         raise CudaUnavailable(f"the GPU cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def left_unused(
+    driver: Path = NVIDIA_DRIVER, load_runtime: Callable[[], object] = load_runtime
+) -> str | None:
+    """Why `auto` takes no GPU on a machine that has some; None where it has none.
+
+    Args:
+        driver: is there if the driver is.
+    """
+    if not driver.exists():
+        return None
+    try:
+        load_runtime()
+    except CudaUnavailable as error:
+        return str(error)
+    return f"torch {torch.__version__} finds none"
 
 
 class WorkerEngine:
@@ -91,6 +111,10 @@ class WorkerEngine:
             if wants_gpu(config.device_kind):
                 self._build_on_gpu(open_gpu, exchange_on)
             else:
+                if config.device_kind is DeviceKind.AUTO and (reason := left_unused()):
+                    logger.warning(
+                        "there is a GPU's driver, and this worker is on a CPU: %s", reason
+                    )
                 self.layout = self._pool_layout()
                 self.exchange = CpuExchange(self.layout, str(config.name))
                 self.executor = self._join(None)

@@ -17,7 +17,7 @@ from gpu_workers.cuda_memory import StepLimits
 from gpu_workers.cuda_routes import Gpu as Place
 from gpu_workers.errors import ModelError
 from gpu_workers.weight_guest import HolderFailed
-from gpu_workers.worker_engine import WorkerEngine, usable_gpu
+from gpu_workers.worker_engine import WorkerEngine, left_unused, usable_gpu
 from ipc.cuda_runtime import CudaRuntime, CudaUnavailable
 from ipc.kv_cuda import DeviceMemory
 from ipc.kv_layout import RankLayout
@@ -76,6 +76,17 @@ def test_where_cuda_cannot_be_used_a_worker_says_why(tmp_path: Path) -> None:
     asked = config(llama_gqa(tmp_path), shares=True)
     with pytest.raises(CudaUnavailable, match=r"CUDA cannot be used here|no libcudart"):
         WorkerEngine(asked, lambda event: None)
+
+
+def test_gpus_that_auto_cannot_take_are_not_passed_over_in_silence(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise CudaUnavailable("cudaErrorSystemNotReady")
+
+    (tmp_path / "nvidiactl").touch()
+    assert left_unused(tmp_path / "nvidiactl", refuse) == "cudaErrorSystemNotReady"
+    found = left_unused(tmp_path / "nvidiactl", lambda: None)
+    assert found == f"torch {torch.__version__} finds none"  # one that is built for CPUs
+    assert left_unused(tmp_path / "none", refuse) is None
 
 
 def test_a_gpu_that_does_not_open_is_told_in_one_line() -> None:
