@@ -102,7 +102,8 @@ class Leader:
 
     Args:
         executor: of this worker alone, or of all workers of the instance.
-        max_in_flight: steps with rows that are under way at a time: one for each stage.
+        max_in_flight: steps with rows that are under way at a time: one for each stage, or as many
+            as the executor takes of one sequence.
         is_done: whether `collect` would return at once; whoever makes it false must also end
             the link's `receive` when it turns true.
         hidden_bytes: what this rank has sent to the next stage so far.

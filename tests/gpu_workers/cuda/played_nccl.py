@@ -8,6 +8,7 @@ would wait for ever.
 """
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -34,15 +35,25 @@ class PlayedGpu(FakeDevice):
         self.calls: list[Call] = []
         self.num_captured_calls = self.num_downloads = 0
         self._graphs: list[weakref.ref[FakeGraph]] = []
+        self._lock = threading.RLock()  # one thread asks, another may wait
 
     def capture(self, run: Callable[[], None]) -> FakeGraph:
         graph = super().capture(run)
         self._graphs.append(weakref.ref(graph))
         return graph
 
+    def pass_to(self, at: int) -> None:
+        with self._lock:
+            super().pass_to(at)
+
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        with self._lock:
+            super().upload(source, target)
+
     def download(self, source: torch.Tensor, target: torch.Tensor) -> None:
         self.num_downloads += 1
-        super().download(source, target)
+        with self._lock:
+            super().download(source, target)
 
     @property
     def num_graphs(self) -> int:
