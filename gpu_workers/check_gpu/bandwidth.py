@@ -1,9 +1,9 @@
 """Stage: how fast blocks are pulled out of another process's pool, beside a plain copy.
 
 Blocks of 256 KiB, 2 MiB and 12.5 MiB: scattered, so that each is a copy of its own; side by side,
-where copies are merged; gathered into batches; and scattered while kernels run on the computing
-stream, as they do in a service. For small runs, from which size on copies one by one are as quick
-as batches, which is what `BATCH_BELOW_BYTES` wants to know.
+where copies are merged; gathered into batches; scattered while kernels run on the computing stream,
+as they do in a service; and by way of the host's memory. For small runs, from which size on copies
+one by one are as quick as batches, which is what pairing GPUs measures too.
 """
 
 import random
@@ -16,7 +16,7 @@ from gpu_workers.check_gpu.backend import Backend
 from gpu_workers.check_gpu.busy import Busy
 from gpu_workers.check_gpu.exporter import OWNER, Exporter
 from gpu_workers.check_gpu.outcome import Note, require
-from gpu_workers.check_gpu.pulls import introduce, pull
+from gpu_workers.check_gpu.pulls import by_way_of_host, introduce, pull
 from gpu_workers.kv_exchange import OwnExchange
 from ipc.kv_layout import RankLayout, Span
 
@@ -82,14 +82,18 @@ class _Race:
             found["merged_gb_s"] = self._gb_s(lambda: pull(ours, *self._side_by_side))
             if self._backend.is_gpu:
                 found |= self._beside_work(ours)
-        return found | (self.both_ways() if self._backend.is_gpu else {})
+        if self._backend.is_gpu:
+            found |= self.both_ways()
+            with by_way_of_host():
+                found["host_gb_s"] = self._gathered(None)
+        return found
 
     def both_ways(self) -> dict[str, float]:
         """GB/s of scattered blocks, one by one and gathered into one call."""
         ways = {"single_gb_s": 0, "batch_gb_s": ALWAYS}
         return {name: self._gathered(below) for name, below in ways.items()}
 
-    def _gathered(self, batch_below: int) -> float:
+    def _gathered(self, batch_below: int | None) -> float:
         with self._introduced(batch_below=batch_below) as ours:
             return self._gb_s(lambda: pull(ours, *self._scattered))
 

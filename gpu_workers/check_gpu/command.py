@@ -100,7 +100,8 @@ def serve_stages(open_backend: Callable[[], Backend]) -> None:
 
 
 def as_json(report: Report) -> str:
-    return orjson.dumps(msgspec.to_builtins(report), option=orjson.OPT_INDENT_2).decode()
+    plain = msgspec.to_builtins(report, str_keys=True)
+    return orjson.dumps(plain, option=orjson.OPT_INDENT_2).decode()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -41,6 +41,7 @@ class CudaBackend:
         make_exchange: how a pool is made there.
         exporter_command: starts a process with pools on the same device.
         modules: descriptions of the library's modules, as `cuda_build.modules` gives them.
+        devices: what a service is told to use, where it is not all GPUs.
     """
 
     dtype = DType.BF16
@@ -53,12 +54,14 @@ class CudaBackend:
         make_exchange: Callable[..., OwnExchange],
         exporter_command: Sequence[str],
         modules: Modules = cuda_build.modules,
+        devices: Sequence[str] = (),
     ) -> None:
         self._gpu = gpu
         self._device = gpu.device.torch_device
         self._make_exchange = make_exchange
         self.exporter_command = exporter_command
         self._modules = modules
+        self._devices = devices
         self.name = str(self._device)
 
     def stored_head_dim(self, head_dim: int) -> int:
@@ -124,7 +127,8 @@ class CudaBackend:
         self._gpu.device.synchronize()
 
     def serve_flags(self) -> list[str]:
-        return ["--device", "cuda", "--share-gpus"]
+        named = ["--devices", ",".join(self._devices)] if self._devices else []
+        return ["--device", "cuda", "--share-gpus", *named]
 
 
 def cuda_backend(index: int) -> CudaBackend:
@@ -136,7 +140,10 @@ def cuda_backend(index: int) -> CudaBackend:
         return exchange_on(device, layout, label, **how)
 
     command = (sys.executable, "-P", "-m", "gpu_workers", "check-gpu-exporter")
-    return CudaBackend(gpu, make, (*command, "--device", f"cuda:{index}"))
+    exporter = (*command, "--device", f"cuda:{index}")
+    uuid = torch.cuda.get_device_properties(device).uuid
+    # A service counts its GPUs from 0 on, as we do: only another one has to be named.
+    return CudaBackend(gpu, make, exporter, devices=[f"GPU-{uuid}"] if index else ())
 
 
 def _load(generate: Callable[[], Any]) -> str:

@@ -1,19 +1,22 @@
 """Stages: blocks pulled out of another process's pools, in all pairings of shapes, and its death.
 
-What arrives is compared byte for byte. When a pull is reported its source is overwritten at once,
-as it would be by the next prompt: a pull that is reported too early shows.
+On a GPU by way of the host's memory, too. What arrives is compared byte for byte. When a pull is
+reported its source is overwritten at once, as it would be by the next prompt: a pull that is
+reported too early shows.
 """
 
 import os
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from gpu_workers.check_gpu.backend import Backend
 from gpu_workers.check_gpu.exporter import OWNER, Exporter, pattern
 from gpu_workers.check_gpu.outcome import Note, require
+from gpu_workers.cuda_pairing import VARIABLE
 from gpu_workers.kv_exchange import OwnExchange
 from gpu_workers.step_plan import Pull, PullResult
 from ipc.cuda_runtime import CudaError
@@ -37,6 +40,8 @@ def check_pulls(backend: Backend, note: Note, shapes: Sequence[tuple[int, int]] 
                 f"{moved} bytes equal in {len(targets)} kinds of ranks, by way of: {path}",
             )
             num_bytes += moved
+        if backend.is_gpu:
+            note("by way of the host", f"{_check_bounce(backend, exporter)} bytes equal")
     return (
         f"{len(shapes)} shapes into {len(targets)} kinds of ranks, {num_bytes / 2**20:.0f} MiB, "
         f"all equal, by way of: {path}"
@@ -68,6 +73,19 @@ def check_death(backend: Backend, note: Note) -> str:
     return f"two exporters killed while their pools were open, pulled from again; {outlives}"
 
 
+@contextmanager
+def by_way_of_host() -> Iterator[None]:
+    """Exchanges that are made meanwhile pull as if GPUs did not share their memory."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "host"
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
 def _outlives(backend: Backend) -> str:
     """Whether a pool is read rightly through a mapping whose owner has been killed: the driver's
     practice, on which weights rest that several workers hold. An error is an answer, too.
@@ -83,7 +101,8 @@ def _outlives(backend: Backend) -> str:
         exporter.fill(3)
         exporter.kill()
         try:
-            pull(ours, blocks, into)
+            if pull(ours, blocks, into).is_lost:
+                return "no, its pool was carried over by its owner"
             pulled = ours.pool.cpu()
         except (CudaError, RuntimeError, TimeoutError) as error:
             return f"no, it cannot be read: {error}"
@@ -142,7 +161,9 @@ def _check_source(
         introduce(ours, [os.dup(descriptor) for descriptor in descriptors], theirs)
         exporter.fill(seed)
         blocks, into = _scattered(layout, seed)
-        num_bytes += pull(ours, blocks, into).num_bytes
+        pulled = pull(ours, blocks, into)
+        require(not pulled.is_lost, "a pull was lost though its source lives")
+        num_bytes += pulled.num_bytes
         path = ours.pull_path
         exporter.overwrite()
         ours.unmap_instance(OWNER, 1)  # copies that were reported too early are done now
@@ -151,6 +172,14 @@ def _check_source(
     for descriptor in descriptors:
         os.close(descriptor)
     return num_bytes, path
+
+
+def _check_bounce(backend: Backend, exporter: Exporter) -> int:
+    """The same where GPUs do not share their memory: from two ranks into one; how many bytes."""
+    with by_way_of_host():
+        moved, path = _check_source(backend, exporter, (2, 1), ranks(1, 1, backend.dtype))
+    require(path == "host", f"pulls came by way of {path} though the host's was asked for")
+    return moved
 
 
 def _compare(

@@ -106,6 +106,7 @@ PULL_COLUMNS = {
     "one by one": "single_gb_s",
     "in one batch": "batch_gb_s",
     "side by side": "merged_gb_s",
+    "by way of the host": "host_gb_s",
     "beside work": "beside_work_gb_s",
     "plain copy": "copy_gb_s",
     "share": "share",

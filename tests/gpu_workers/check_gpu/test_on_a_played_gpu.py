@@ -29,8 +29,11 @@ def ignored(name: str, value: object) -> None:
 
 
 def test_pulls_between_processes_by_ipc_are_equal_C15() -> None:
-    said = check_pulls(played_gpu(), ignored, ((1, 1), (2, 1), (1, 2)))
+    figures: dict[str, Any] = {}
+    said = check_pulls(played_gpu(), figures.__setitem__, ((1, 1), (2, 1), (1, 2)))
     assert said.startswith("3 shapes into 5 kinds of ranks")
+    assert said.endswith("all equal, by way of: local")
+    assert figures["by way of the host"] == "1572864 bytes equal"
 
 
 def test_an_exporter_that_is_killed_is_parted_from_and_followed_by_another_B2() -> None:
@@ -117,7 +120,7 @@ def test_pulls_are_measured_in_every_way_beside_a_copy() -> None:
     check_bandwidth(played_gpu(), figures.__setitem__, blocks_kib=(256,), pool_bytes=4 << 20)
     assert figures["256 KiB"].keys() >= {
         *("pull_gb_s", "merged_gb_s", "single_gb_s", "batch_gb_s", "copy_gb_s"),
-        *("beside_work_gb_s", "work_takes_times", "share"),
+        *("beside_work_gb_s", "work_takes_times", "share", "host_gb_s"),
     }
     assert figures["runs of 16 KiB"].keys() == {"single_gb_s", "batch_gb_s"}
 
