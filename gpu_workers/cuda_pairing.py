@@ -32,7 +32,7 @@ FLOORS: dict[PullPath, float] = {
 """Bytes per second below which something is wrong with the way, where its link is not known."""
 
 SHARE_OF_LINK = 0.5
-"""Of what a link can do; a copy reaches three quarters and more."""
+"""Of what a link can do: below it something is wrong with the way."""
 
 
 class Pairing:

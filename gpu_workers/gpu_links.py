@@ -39,7 +39,7 @@ class Links:
         return min(self._pcie(first), self._pcie(second))
 
     def _nvlinks(self, handle: Any) -> float:
-        """All links of a GPU together; those of today all lead to the switch."""
+        """All links of a GPU together, as if they led to the other: with a switch they do."""
         nvml = self._nvml
         fields = [nvml.NVML_FI_DEV_NVLINK_LINK_COUNT, nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
         count, speed = nvml.nvmlDeviceGetFieldValues(handle, fields)

@@ -4,6 +4,8 @@ import inspect
 import sys
 from pathlib import Path
 
+import msgspec
+import psutil
 import pynvml
 import pytest
 
@@ -16,9 +18,10 @@ from daemon.gpus import list_gpus, named
 from daemon.meeting_points import MeetingPoints
 from daemon.model_sizes import read_outline
 from daemon.placement import counted_out
-from daemon.worker_process import gpu_environment
+from daemon.worker_process import WorkerProcess, gpu_environment
 from ipc.messages import WorkerConfig
 from ipc.vocabulary import DeviceKind, WorkerName
+from tests.daemon.stage import MakeStage
 from tests.gpu_workers.checkpoints import llama_gqa
 from tests.gpu_workers.cuda_exchange.fake_nvml import FakeNvml
 
@@ -184,6 +187,20 @@ def test_workers_see_the_named_gpus_by_uuid_in_their_order(
     assert (first.device, second.device) == (0, 1)
     expected = {"CUDA_VISIBLE_DEVICES": f"{UUIDS[3]},{UUIDS[0]}"}
     assert gpu_environment(first) == gpu_environment(second) == expected
+
+
+async def test_cuda_hears_of_them_before_anything_else_in_a_worker(make_stage: MakeStage) -> None:
+    stage = await make_stage()
+    config = stage.configs.of(stage.ward.spec, 1, WorkerName("mixed-0"))
+    named_gpus = msgspec.structs.replace(config, visible_gpus=UUIDS[:2])
+    process = await WorkerProcess.start(named_gpus)
+    try:
+        environment = psutil.Process(process.pid).environ()
+        assert environment["CUDA_VISIBLE_DEVICES"] == f"{UUIDS[0]},{UUIDS[1]}"
+    finally:
+        process.kill()
+        await process.ended()
+        process.close()
 
 
 def test_a_worker_on_an_instance_of_mig_sees_that_alone(
