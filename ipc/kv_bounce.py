@@ -56,8 +56,9 @@ def knock(descriptor: int, memory: int) -> "Line":
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with socket.socket(fileno=descriptor) as door, theirs:
         try:
-            descriptors = [theirs.fileno(), memory]
-            socket.send_fds(door, [_HELLO], descriptors, socket.MSG_DONTWAIT)
+            # Not `send_fds`, which drops its flags.
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [theirs.fileno(), memory]))
+            door.sendmsg([_HELLO], [rights], socket.MSG_DONTWAIT)
         except (BrokenPipeError, ConnectionResetError) as error:
             ours.close()
             raise OwnerGone("the pool's owner has ended") from error

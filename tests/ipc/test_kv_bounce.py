@@ -4,11 +4,13 @@ import itertools
 import os
 import socket
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ipc import kv_bounce
 from ipc.kv_bounce import MAX_RUNS, NoAsking
+from ipc.kv_shm import PoolUnavailable
 
 
 def test_a_handle_can_be_looked_at_by_all_and_after_its_owners_end() -> None:
@@ -18,6 +20,21 @@ def test_a_handle_can_be_looked_at_by_all_and_after_its_owners_end() -> None:
     door.close()
     assert kv_bounce.read_document(descriptor) == b"how to open it"
     os.close(descriptor)
+
+
+def test_a_door_that_nobody_attends_is_not_waited_for() -> None:
+    """Its owner stands still: who knocks is told, sooner or later, and never held up."""
+    door, descriptor = kv_bounce.make_door(b"how to open it")
+    memory = os.memfd_create("slots")
+    lines: list[kv_bounce.Line] = []
+    knocks = (kv_bounce.knock(descriptor, memory) for _ in range(5000))
+    with pytest.raises(PoolUnavailable, match="the pool's owner cannot be asked"):
+        lines.extend(knocks)
+    for line in lines:
+        line.close()
+    door.close()
+    os.close(descriptor)
+    os.close(memory)
 
 
 RUNS = st.lists(st.tuples(*[st.integers(0, (1 << 64) - 1)] * 2), max_size=20)
