@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ipc.kv_layout import LayoutMismatch, RankLayout, Span, blocks_for, pieces
+from ipc.kv_layout import LayoutMismatch, RankLayout, Span, blocks_for, fork_blocks, pieces
 from ipc.vocabulary import DType
 
 NUM_LAYERS = 6
@@ -85,3 +85,12 @@ def test_a_block_is_one_run_of_its_planes() -> None:
 @pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (16, 1), (17, 2), (32, 2)])
 def test_blocks_are_counted_up(tokens: int, blocks: int) -> None:
     assert blocks_for(tokens, 16) == blocks
+
+
+@pytest.mark.parametrize(
+    ("tokens", "choices", "blocks"), [(16, 1, 1), (16, 3, 1), (17, 1, 2), (17, 3, 4), (5, 2, 2)]
+)
+def test_choices_share_full_blocks_and_copy_the_partial_one(
+    tokens: int, choices: int, blocks: int
+) -> None:
+    assert fork_blocks(tokens, choices, 16) == blocks
