@@ -54,7 +54,9 @@ def instance(model_dir: Path, *, num_blocks: int, chunk_tokens: int | None) -> A
     )
 
 
-def test_a_chunk_of_which_nothing_is_drawn_has_ended_when_it_is_collected(model_dir: Path) -> None:
+def test_a_chunk_of_which_nothing_is_drawn_has_ended_when_it_is_collected_A6(
+    model_dir: Path,
+) -> None:
     """Its blocks may be given to others then."""
     driver = CudaDriver(model_dir, num_token_ids=NUM_TOKEN_IDS)
     sequence = driver.add(list(TEXTS[0]), greedy())
@@ -65,7 +67,7 @@ def test_a_chunk_of_which_nothing_is_drawn_has_ended_when_it_is_collected(model_
     assert driver.device.past >= asked
 
 
-def test_no_pull_begins_before_blocks_that_were_copied_have_been_read(model_dir: Path) -> None:
+def test_no_pull_begins_before_blocks_that_were_copied_have_been_read_A6(model_dir: Path) -> None:
     """A step of copies alone is over for the leader at once, and their sources may be free."""
     driver = CudaDriver(model_dir, num_token_ids=NUM_TOKEN_IDS)
     pasts: list[int] = []

@@ -161,7 +161,7 @@ def test_a_rank_that_does_not_draw_never_waits_for_its_device_but_to_plan(
     assert {rank.device.num_downloads for rank in others} == {0}
 
 
-def test_no_pull_begins_on_a_rank_that_is_behind_with_a_chunk_that_the_leader_takes_for_ended(
+def test_no_pull_begins_on_a_rank_that_is_behind_with_a_chunk_that_its_leader_has_ended_A6(
     model_dir: Path,
 ) -> None:
     prompt = tuple(b"Come unto these yellow sands")
