@@ -33,7 +33,8 @@ def test_the_installed_library_takes_every_call_that_we_make(
     monkeypatch.setenv(SWITCHES, "rope,append,silu,norm")
     driver = CudaDriver(llama_gqa(tmp_path))
     driver.generate(list(b"Come unto these yellow sands"), 3)
-    assert len({name for name, *_ in driver.flashinfer.shapes}) == len(found)
+    called = {name for name, *_ in driver.flashinfer.shapes}
+    assert found.keys() - called == {f"{faces.CLASSES[1]}.reset_workspace_buffer"}
     for name, num_given, named in driver.flashinfer.shapes:
         faces.as_signature(found[name]).bind(*range(num_given), **dict.fromkeys(named))
 
