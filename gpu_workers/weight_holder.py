@@ -222,7 +222,7 @@ def _end_with(daemon: int, path: Path) -> None:
 
 def _refused(ready: FileIO, error: Exception, code: int) -> int:
     reason = str(error).splitlines()[0]
-    logger.error("weights are not held any more: %s", reason)
+    logger.error("no weights are held here: %s", reason)
     if not ready.closed:
         _tell(ready, reason.encode())
     return code

@@ -27,7 +27,7 @@ def test_sockets_of_a_dead_owner_are_removed_at_the_start_and_ours_at_the_end_C1
     assert os.listdir(tmp_path) == ["lock"]
 
 
-def test_sockets_of_held_weights_go_with_their_owner_and_are_as_short_as_the_workers(
+def test_sockets_of_held_weights_go_with_their_owner_and_are_as_short_as_the_workers_C1(
     tmp_path: Path,
 ) -> None:
     dead = RunDir(tmp_path).weights_socket("0123456789abcdef" * 4)

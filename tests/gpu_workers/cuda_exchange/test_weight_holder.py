@@ -7,10 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
 import psutil
@@ -71,15 +72,23 @@ def has_ended(process: int) -> bool:
     return True
 
 
-class Loading(NamedTuple):
-    """A worker that waits for a holder that is about to read its model's configuration."""
+class HeldUp(NamedTuple):
+    """An order whose holder is held up when it reads its model's configuration."""
 
     order: Order
     run_dir: Path
     daemon: subprocess.Popen[bytes]
-    worker: subprocess.Popen[bytes]
-    holder: int
-    go_on: Callable[[], None]
+    pipe: Path
+
+    def hold(self) -> HeldWeights:
+        return held_weights(self.order, self.run_dir, self.daemon.pid)
+
+    @contextmanager
+    def loading(self) -> Iterator[tuple[int, IO[bytes]]]:
+        """A holder that has begun to load, and where it reads from."""
+        with open(self.pipe, "wb") as pipe:  # opens when the holder has opened it, too
+            (holder,) = holders(self.run_dir)
+            yield holder, pipe
 
 
 WORKER = """
@@ -87,33 +96,20 @@ import sys
 from pathlib import Path
 import msgspec, orjson
 from gpu_workers.weight_guest import held_weights
-from gpu_workers.weight_holder import Holder, Order, record
+from gpu_workers.weight_holder import Order
 order = msgspec.convert(orjson.loads(sys.argv[1]), Order)
 held_weights(order, Path(sys.argv[2]), int(sys.argv[3]))
 """
 
 
 @pytest.fixture
-def loading(tmp_path: Path) -> Iterator[Loading]:
+def held_up(tmp_path: Path) -> Iterator[HeldUp]:
     order = order_of(llama_gqa(tmp_path / "model"))
-    read, held_up = tmp_path / "model/config.json", tmp_path / "config"
-    read.rename(held_up)
-    os.mkfifo(read)
+    pipe = tmp_path / "model/config.json"
+    pipe.rename(tmp_path / "config")
+    os.mkfifo(pipe)
     with daemon_for(tmp_path) as daemon:
-        told = [order.packed.decode(), str(tmp_path), str(daemon.pid)]
-        with (
-            subprocess.Popen(
-                [sys.executable, "-c", WORKER, *told], stderr=subprocess.PIPE
-            ) as worker,
-            open(read, "wb") as pipe,
-        ):  # opens when the holder has opened it, too
-
-            def go_on() -> None:
-                pipe.write(held_up.read_bytes())
-                pipe.close()
-
-            (holder,) = holders(tmp_path)
-            yield Loading(order, tmp_path, daemon, worker, holder, go_on)
+        yield HeldUp(order, tmp_path, daemon, pipe)
 
 
 def logits_of(model_dir: Path, weights: HeldWeights | None) -> torch.Tensor:
@@ -140,7 +136,7 @@ def test_a_model_of_held_weights_computes_what_one_of_its_own_does(
         assert torch.equal(logits_of(model_dir, held), logits_of(model_dir, None))
 
 
-def test_workers_share_one_holder_which_ends_with_the_daemon(tmp_path: Path) -> None:
+def test_workers_share_one_holder_which_ends_with_the_daemon_C7(tmp_path: Path) -> None:
     model_dir = llama_gqa(tmp_path / "model")
     with daemon_for(tmp_path) as daemon:
         held_weights(order_of(model_dir), tmp_path, daemon.pid)
@@ -171,34 +167,40 @@ def test_a_holder_that_cannot_load_says_so_at_once(tmp_path: Path) -> None:
         held_weights(order_of(model_dir), tmp_path, daemon.pid)
 
 
-def test_a_holder_that_is_killed_while_it_loads_says_how_it_ended(loading: Loading) -> None:
-    os.kill(loading.holder, signal.SIGKILL)
-    assert (
-        b"HolderFailed: the holder of the weights ended with -9" in loading.worker.communicate()[1]
-    )
+def test_a_holder_that_is_killed_while_it_loads_is_told_with_how_it_ended(held_up: HeldUp) -> None:
+    with ThreadPoolExecutor(1) as worker:
+        waiting = worker.submit(held_up.hold)
+        with held_up.loading() as (holder, _):
+            os.kill(holder, signal.SIGKILL)
+            with pytest.raises(HolderFailed, match="the holder of the weights ended with -9"):
+                waiting.result()
+
+
+def test_a_holder_ends_with_the_daemon_even_while_it_loads_C7_C8(held_up: HeldUp) -> None:
+    with ThreadPoolExecutor(1) as worker:
+        waiting = worker.submit(held_up.hold)
+        with held_up.loading() as (holder, _):
+            held_up.daemon.kill()
+            assert has_ended(holder)
+            with pytest.raises(HolderFailed):
+                waiting.result()
 
 
 def test_a_worker_that_dies_while_its_holder_loads_leaves_it_to_the_next_one(
-    loading: Loading,
+    held_up: HeldUp,
 ) -> None:
     """Two holders would load at the same time, and a GPU has no room for twice the weights."""
-    loading.worker.kill()
-    loading.worker.wait()
-    with (
-        open(f"{loading.order.socket_in(loading.run_dir, loading.daemon.pid)}.lock") as lock,
-        pytest.raises(BlockingIOError),
-    ):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    loading.go_on()
-    held = held_weights(loading.order, loading.run_dir, loading.daemon.pid)
-    assert held.take("model.norm.weight").numel()
-    assert holders(loading.run_dir) == [loading.holder]
-
-
-def test_a_holder_ends_with_the_daemon_even_while_it_loads(loading: Loading) -> None:
-    loading.daemon.kill()
-    assert has_ended(loading.holder)
-    assert loading.worker.wait() != 0
+    told = [held_up.order.packed.decode(), str(held_up.run_dir), str(held_up.daemon.pid)]
+    with subprocess.Popen([sys.executable, "-c", WORKER, *told]) as worker:
+        with held_up.loading() as (holder, pipe):
+            worker.kill()
+            worker.wait()
+            path = held_up.order.socket_in(held_up.run_dir, held_up.daemon.pid)
+            with open(f"{path}.lock") as lock, pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            pipe.write((held_up.run_dir / "config").read_bytes())
+        assert held_up.hold().take("model.norm.weight").numel()
+        assert holders(held_up.run_dir) == [holder]
 
 
 def test_other_weights_have_another_holder_and_so_have_another_daemon_and_another_gpu(
