@@ -1,10 +1,10 @@
 """Collectives of GPU workers: NCCL groups that belong to one worker, made without globals.
 
 What is asked here is done on the device, in the order of the computing stream: nothing waits for
-it but the stream. Sums and gathers can be captured in graphs. NCCL's own watchdog ends a process
-whose call does not come back in time, and with it the instance; it does not know of calls that a
-graph makes. NCCL takes no two ranks on one GPU; those (tests, and trying things out on a small
-machine) talk by gloo, through the host.
+it but the stream. Sums and gathers can be captured in graphs. torch's watchdog ends a process whose
+call does not come back in time, and with it the instance; of what a graph asks it knows nothing
+(pytorch#102542), but the tokens passed on behind it wait with it. NCCL takes no two ranks on one
+GPU; those (tests, and trying things out on a small machine) talk by gloo, through the host.
 """
 
 import logging
