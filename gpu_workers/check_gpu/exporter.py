@@ -10,14 +10,13 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Self
+from typing import Any, Protocol, Self
 
 import msgspec
 import orjson
 import torch
 
 from gpu_workers import lifeline
-from gpu_workers.check_gpu.backend import Backend
 from gpu_workers.engine import TORCH_DTYPES
 from gpu_workers.kv_exchange import OwnExchange
 from ipc import channel
@@ -130,14 +129,24 @@ class Exporter:
         self._channel.sendall(orjson.dumps(msgspec.to_builtins(message)))
 
 
-def serve(backend: Backend, own: socket.socket) -> None:
+class Pools(Protocol):
+    """Makes them on one device, as every `Backend` does."""
+
+    def exchange(self, layout: RankLayout, label: str, **how: Any) -> OwnExchange: ...
+
+    def synchronize(self) -> None:
+        """Until all that was asked of the device is done."""
+        ...
+
+
+def serve(device: Pools, own: socket.socket) -> None:
     """Do what is asked until the other end closes."""
     pools: list[OwnExchange] = []
     while text := own.recv(_MAX_BYTES):
         match msgspec.convert(orjson.loads(text), Make | Fill | Overwrite):
             case Make(layouts):
-                pools = [backend.exchange(layout, OWNER) for layout in layouts]
-                backend.synchronize()
+                pools = [device.exchange(layout, OWNER) for layout in layouts]
+                device.synchronize()
                 for rank, exchange in enumerate(pools):
                     about = PoolDescriptor(WorkerName(OWNER, 0, rank), 1)
                     channel.send_descriptor(own, about, exchange.descriptor)
@@ -148,11 +157,11 @@ def serve(backend: Backend, own: socket.socket) -> None:
             case Overwrite():
                 for exchange in pools:
                     exchange.pool.fill_(7.0)
-        backend.synchronize()
+        device.synchronize()
         own.sendall(DONE)
 
 
-def run(backend: Backend, argv: Sequence[str]) -> int:
+def run(device: Pools, argv: Sequence[str]) -> int:
     """The process, with what `Exporter` passes to it."""
     parser = argparse.ArgumentParser(prog="gpu_workers check-gpu-exporter")
     parser.add_argument("--channel", type=int, required=True)
@@ -160,5 +169,5 @@ def run(backend: Backend, argv: Sequence[str]) -> int:
     arguments, _ = parser.parse_known_args(argv)
     lifeline.die_with_parent(arguments.parent)
     with socket.socket(fileno=arguments.channel) as own:
-        serve(backend, own)
+        serve(device, own)
     return 0

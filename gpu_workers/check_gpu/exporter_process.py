@@ -1,10 +1,20 @@
-"""`python -P -m gpu_workers check-gpu-exporter`: the other process of pulls, which starts it."""
+"""`python -P -m gpu_workers check-gpu-exporter`: the other process of pulls, which starts it.
+
+It loads what pools take and nothing else: whoever waits for it waits for its imports.
+"""
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
+
+import torch
 
 from gpu_workers.check_gpu import exporter
-from gpu_workers.check_gpu.stages import backend_of
+from gpu_workers.check_gpu.exporter import Pools
+from gpu_workers.cpu_exchange import CpuExchange
+from gpu_workers.cuda_exchange import exchange_on
+from gpu_workers.kv_exchange import OwnExchange
+from ipc.kv_layout import RankLayout
 
 
 def main(argv: Sequence[str]) -> int:
@@ -12,4 +22,32 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="gpu_workers check-gpu-exporter")
     parser.add_argument("--device", default="cpu")
     arguments, rest = parser.parse_known_args(argv)
-    return exporter.run(backend_of(arguments.device), rest)
+    return exporter.run(_pools_on(torch.device(arguments.device)), rest)
+
+
+def _pools_on(device: torch.device) -> Pools:
+    return CpuPools() if device.type == "cpu" else CudaPools(device)
+
+
+class CpuPools:
+    """In memory files."""
+
+    def exchange(self, layout: RankLayout, label: str, **how: Any) -> OwnExchange:
+        return CpuExchange(layout, label)
+
+    def synchronize(self) -> None:
+        """Everything is done when its call returns."""
+
+
+class CudaPools:
+    """In the memory of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        torch.cuda.set_device(device)
+
+    def exchange(self, layout: RankLayout, label: str, **how: Any) -> OwnExchange:
+        return exchange_on(self._device, layout, label, **how)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)

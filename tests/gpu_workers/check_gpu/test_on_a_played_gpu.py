@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from gpu_workers.check_gpu.attention import Heads, check_attention
 from gpu_workers.check_gpu.bandwidth import check_bandwidth
@@ -21,7 +22,8 @@ from gpu_workers.check_gpu.tiny_models import TINY
 from gpu_workers.executor import Executor
 from gpu_workers.step_plan import StepResult
 from ipc.vocabulary import DType
-from tests.gpu_workers.check_gpu.played_gpu import PlayedModule, played_gpu
+from tests.gpu_workers.check_gpu.played_gpu import PlayedModule, all_compiled, played_gpu
+from tests.gpu_workers.cuda.fake_flashinfer import FakeFlashInfer
 
 
 def ignored(name: str, value: object) -> None:
@@ -67,7 +69,7 @@ def test_a_width_that_is_not_compiled_in_time_is_left_out_and_told(
     monkeypatch.setattr("gpu_workers.check_gpu.attention.COMPILING_S", 0.0)
     figures: dict[str, Any] = {}
     gpu = played_gpu(modules=not_compiled)
-    with pytest.raises(CheckFailed, match="no module of attention is compiled"):
+    with pytest.raises(CheckFailed, match="no module of attention is compiled, and none could"):
         check_attention(gpu, figures.__setitem__, (Heads(256, 2, 2),), (DType.BF16,))
     assert figures["bfloat16 256x2/2"].startswith("left out: its module is not compiled")
 
@@ -78,6 +80,49 @@ def test_modules_are_loaded_in_the_order_of_their_worth_each_with_its_seconds() 
     assert said.startswith("9 modules are there after")
     assert list(figures)[:5] == ["rope", "page", "silu", "attention bf16 128", "attention fp16 128"]
     assert figures["rope"]["state"] == "compiled ahead"
+
+
+class WithoutACompiler(PlayedModule):
+    """Attention over fp16 was not compiled ahead, and cannot be here."""
+
+    def build_and_load(self) -> None:
+        raise RuntimeError("ninja: no nvcc")
+
+
+def half_compiled(
+    dtypes: Iterable[str], head_dims: Iterable[int], extras: Iterable[str]
+) -> Iterator[tuple[str, Callable[[], PlayedModule]]]:
+    for name, generate in all_compiled(dtypes, head_dims, extras):
+        yield name, (lambda: WithoutACompiler(False)) if "fp16" in name else generate
+
+
+def test_a_module_that_cannot_be_compiled_does_not_keep_the_others_from_being_loaded() -> None:
+    figures: dict[str, Any] = {}
+    with pytest.raises(CheckFailed, match="cannot be had: attention fp16 128, attention fp16 64"):
+        build_modules(played_gpu(modules=half_compiled), figures.__setitem__)
+    assert figures["attention fp16 128"]["state"] == "RuntimeError: ninja: no nvcc"
+    assert figures["attention bf16 256"]["state"] == "compiled ahead"
+
+
+def test_attention_goes_on_without_the_widths_that_cannot_be_compiled() -> None:
+    class Uncompiled(FakeFlashInfer):
+        def BatchPrefillWithPagedKVCacheWrapper(self, *given: Any, **named: Any) -> Any:
+            wrapper = super().BatchPrefillWithPagedKVCacheWrapper(*given, **named)
+            plan = wrapper.plan
+
+            def compiling(*what: Any, **how: Any) -> None:
+                if how["q_data_type"] is torch.float16:
+                    raise RuntimeError("ninja: no nvcc")
+                plan(*what, **how)
+
+            wrapper.plan = compiling
+            return wrapper
+
+    figures: dict[str, Any] = {}
+    gpu = played_gpu(flashinfer=Uncompiled, modules=half_compiled)
+    said = check_attention(gpu, figures.__setitem__, (Heads(64, 2, 2),))
+    assert said.endswith("over 1 shapes, 1 left out")
+    assert figures["float16 64x2/2"].startswith("left out: its module cannot be compiled: ")
 
 
 def test_captured_steps_draw_what_eager_ones_draw_with_two_under_way_too() -> None:
