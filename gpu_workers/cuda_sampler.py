@@ -15,7 +15,7 @@ import torch
 
 from gpu_workers.cuda_device import Device, send
 from gpu_workers.sampler import LEAST_LOGPROB, Draw, Drawn, uniform
-from ipc.vocabulary import TokenLogprobs
+from ipc.vocabulary import SamplingParams, TokenLogprobs
 
 Scores = Callable[[], list[TokenLogprobs]]
 PART_ROWS = 64  # drawn by other rules than argmax, or scored, at a time: see `SAMPLING_BYTES`
@@ -36,6 +36,32 @@ class _Edits(NamedTuple):
         self.rows.extend([row] * len(token_ids))
         self.tokens.extend(token_ids)
         self.numbers.extend(numbers)
+
+
+class _Warp(NamedTuple):
+    """Which rules any of some rows has, and how many of the highest scores of each row they look
+    at."""
+
+    has_top_k: bool
+    has_top_p: bool
+    has_min_p: bool
+    num_ranked: int
+
+
+class _Columns(NamedTuple):
+    """What the rules say of each row: fp64 (S, 1) on the device.
+
+    `last` is the place of the last score, in falling order, that top_k lets through; `is_free` is
+    above 0 where it lets all through.
+    """
+
+    point: torch.Tensor
+    temperature: torch.Tensor
+    greedily: torch.Tensor
+    min_p: torch.Tensor
+    top_p: torch.Tensor
+    last: torch.Tensor
+    is_free: torch.Tensor
 
 
 class DeviceSampler:
@@ -131,23 +157,20 @@ class DeviceSampler:
         greedy = scores.argmax(dim=-1)
         if all(draw.sampling.is_greedy for draw in draws):
             return greedy
-        kinds = [draw.sampling for draw in draws]
-        points = [uniform(d.sampling.seed, d.choice, d.num_output) for d in draws]
-        temperatures = [kind.temperature or 1.0 for kind in kinds]
-        is_greedy = [float(kind.is_greedy) for kind in kinds]
-        columns = [points, temperatures, is_greedy, [kind.min_p for kind in kinds]]
-        point, temperature, greedily, min_p = (c[:, None] for c in self._numbers(columns))
-        scaled = (scores - scores.amax(dim=-1, keepdim=True)) / temperature.float()
+        size = scores.shape[1]
+        warp = _warp([draw.sampling for draw in draws], size)
+        columns = _Columns(*(c[:, None] for c in self._numbers(_columns(draws, size, warp))))
+        scaled = (scores - scores.amax(dim=-1, keepdim=True)) / columns.temperature.float()
         weights = scaled.exp()
-        edges = self._edges(scaled, draws)
+        edges = _edges(scaled, columns, warp)
         if edges is not None:
             weights.masked_fill_(scaled < edges, 0.0)
-        if any(kind.min_p > 0.0 for kind in kinds):
-            weights.masked_fill_(weights < min_p.float(), 0.0)
+        if warp.has_min_p:
+            weights.masked_fill_(weights < columns.min_p.float(), 0.0)
         cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-        found = torch.searchsorted(cumulative, point * cumulative[:, -1:], right=True)
-        sampled = found.clamp_(max=scores.shape[1] - 1)
-        return torch.where(greedily > 0, greedy[:, None], sampled)[:, 0]
+        found = torch.searchsorted(cumulative, columns.point * cumulative[:, -1:], right=True)
+        sampled = found.clamp_(max=size - 1)
+        return torch.where(columns.greedily > 0, greedy[:, None], sampled)[:, 0]
 
     def _apply_rules(self, scores: torch.Tensor, draws: Sequence[Draw]) -> None:
         """As `sampler._apply_rules`, for all rows: each rule's edits at once, in its order."""
@@ -192,32 +215,6 @@ class DeviceSampler:
         (numbers,) = self._numbers([edits.numbers])
         scores[rows, tokens] = change(scores[rows, tokens], numbers.float())
 
-    def _edges(self, scaled: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor | None:
-        """The lowest score that may be drawn in each row (S, 1), by top_k and then top_p."""
-        size = scaled.shape[1]
-        limits = [min(draw.sampling.top_k or size, size) for draw in draws]
-        has_top_k = any(limit < size for limit in limits)
-        has_top_p = any(draw.sampling.top_p < 1.0 for draw in draws)
-        if not has_top_k and not has_top_p:
-            return None
-        most = size if has_top_p else max(limit for limit in limits if limit < size)
-        # Sorted whole only where a nucleus is asked for: how far it reaches is not known here.
-        ranked = scaled.topk(most, dim=-1).values if most < size else _falling(scaled)
-        (last,) = self._indices([[min(limit, most) - 1 for limit in limits]])
-        free = [-np.inf if limit < size else np.inf for limit in limits]
-        (unlimited,) = (column[:, None] for column in self._numbers([free]))
-        edges = torch.where(unlimited > 0, -torch.inf, ranked.gather(1, last[:, None]))
-        if not has_top_p:
-            return edges
-        (top_p,) = (c[:, None] for c in self._numbers([[d.sampling.top_p for d in draws]]))
-        passing = ranked.exp().masked_fill_(ranked < edges, 0.0)
-        mass = passing.cumsum(dim=-1, dtype=torch.float64)
-        # Of a model that overflowed nothing passes; an index below 0 would end the process.
-        last_passing = ((ranked >= edges).sum(dim=-1, keepdim=True) - 1).clamp_(min=0)
-        index = torch.searchsorted(mass, top_p * mass[:, -1:]).minimum(last_passing)
-        nucleus = ranked.gather(1, index)
-        return torch.where(top_p < 1.0, edges.maximum(nucleus), edges)
-
 
 def with_scores(
     fetch: Callable[[], list[int]], scores: dict[int, Scores]
@@ -236,6 +233,52 @@ def _parts(indices: Sequence[int]) -> Iterator[Sequence[int]]:
     """No more rows at a time than memory is kept for."""
     for start in range(0, len(indices), PART_ROWS):
         yield indices[start : start + PART_ROWS]
+
+
+def _warp(kinds: Sequence[SamplingParams], size: int) -> _Warp:
+    limits = [kind.top_k for kind in kinds if kind.top_k is not None and kind.top_k < size]
+    has_top_p = any(kind.top_p < 1.0 for kind in kinds)
+    return _Warp(
+        has_top_k=bool(limits),
+        has_top_p=has_top_p,
+        has_min_p=any(kind.min_p > 0.0 for kind in kinds),
+        # All of them where a nucleus is asked for: how far it reaches is not known here.
+        num_ranked=size if has_top_p else max(limits, default=size),
+    )
+
+
+def _columns(draws: Sequence[Draw], size: int, warp: _Warp) -> list[list[float]]:
+    """As `_Columns`, on the host: all of them go over in one copy."""
+    kinds = [draw.sampling for draw in draws]
+    limits = [min(kind.top_k or size, size) for kind in kinds]
+    return [
+        [uniform(draw.sampling.seed, draw.choice, draw.num_output) for draw in draws],
+        [kind.temperature or 1.0 for kind in kinds],
+        [float(kind.is_greedy) for kind in kinds],
+        [kind.min_p for kind in kinds],
+        [kind.top_p for kind in kinds],
+        [min(limit, warp.num_ranked) - 1.0 for limit in limits],
+        [float(limit == size) for limit in limits],
+    ]
+
+
+def _edges(scaled: torch.Tensor, columns: _Columns, warp: _Warp) -> torch.Tensor | None:
+    """The lowest score that may be drawn in each row (S, 1), by top_k and then top_p."""
+    if not warp.has_top_k and not warp.has_top_p:
+        return None
+    number = warp.num_ranked
+    ranked = scaled.topk(number, dim=-1).values if number < scaled.shape[1] else _falling(scaled)
+    limits = ranked.gather(1, columns.last.long())
+    edges = torch.where(columns.is_free > 0, -torch.inf, limits)
+    if not warp.has_top_p:
+        return edges
+    passing = ranked.exp().masked_fill_(ranked < edges, 0.0)
+    mass = passing.cumsum(dim=-1, dtype=torch.float64)
+    # Of a model that overflowed nothing passes; an index below 0 would end the process.
+    last_passing = ((ranked >= edges).sum(dim=-1, keepdim=True) - 1).clamp_(min=0)
+    index = torch.searchsorted(mass, columns.top_p * mass[:, -1:]).minimum(last_passing)
+    nucleus = ranked.gather(1, index)
+    return torch.where(columns.top_p < 1.0, edges.maximum(nucleus), edges)
 
 
 def _penalised(found: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
