@@ -50,14 +50,12 @@ def played_gpu(
     *,
     flashinfer: Callable[[FakeDevice], Any] = FakeFlashInfer,
     skips_fences: bool = False,
-    slow_factor: float = 1.0,
     modules: Modules = all_compiled,
 ) -> CudaBackend:
     """One GPU; each call is another process's view of it."""
     device, library = FakeDevice(), FakeCudart()
     memory = DeviceMemory(CudaRuntime(library))
     library.skips_fences = skips_fences
-    library.slow_factor = slow_factor
 
     def make(layout: RankLayout, label: str, **how: Any) -> CudaExchange:
         return CudaExchange(

@@ -9,7 +9,7 @@ import torch
 
 from gpu_workers.check_gpu.attention import Heads, check_attention
 from gpu_workers.check_gpu.backend import CpuBackend, spec_of
-from gpu_workers.check_gpu.bandwidth import check_bandwidth
+from gpu_workers.check_gpu.bandwidth import require_fast
 from gpu_workers.check_gpu.driver import Driver
 from gpu_workers.check_gpu.outcome import CheckFailed
 from gpu_workers.check_gpu.pulls import check_pulls
@@ -167,17 +167,10 @@ def test_attention_that_writes_where_nobody_asked_for_it_fails() -> None:
         check_attention(Faulty(alter=Elsewhere), ignored, HEADS)
 
 
-def test_pulls_that_are_far_slower_than_a_copy_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dawdling(parts: Parts) -> None:
-        for part in parts:
-            for _ in range(300):
-                copy_parts(iter([part]))
-
-    def make(layout: RankLayout, label: str) -> CpuExchange:
-        return CpuExchange(layout, label, copy=dawdling)
-
-    with pytest.raises(CheckFailed, match=r"pulls of 2048 KiB reach \d% of a plain copy"):
-        check_bandwidth(Faulty(make), ignored, blocks_kib=(2048,), pool_bytes=8 << 20)
+def test_pulls_of_large_blocks_that_are_slower_than_a_copy_fail() -> None:
+    require_fast({256: 0.2, 2048: 0.85, 12800: 0.9}, least_share=0.8)
+    with pytest.raises(CheckFailed, match="pulls of 2048 KiB reach 31% of a plain copy, 80% was"):
+        require_fast({256: 0.9, 2048: 0.31, 12800: 0.9}, least_share=0.8)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The stages as they run on a GPU, on one that is played: its exporter is a process of its own."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,14 +16,15 @@ from gpu_workers.check_gpu.host_costs import measure_host
 from gpu_workers.check_gpu.layouts import Load, compare_layouts
 from gpu_workers.check_gpu.model import check_model
 from gpu_workers.check_gpu.modules import build_modules
-from gpu_workers.check_gpu.outcome import CheckFailed
+from gpu_workers.check_gpu.outcome import CheckFailed, Verdict
 from gpu_workers.check_gpu.pulls import check_death, check_pulls
+from gpu_workers.check_gpu.stage_process import StageProcess
 from gpu_workers.check_gpu.steps import SMALL, measure_steps
 from gpu_workers.check_gpu.tiny_models import TINY
 from gpu_workers.executor import Executor
 from gpu_workers.step_plan import StepResult
 from ipc.vocabulary import DType
-from tests.gpu_workers.check_gpu.played_gpu import PlayedModule, all_compiled, played_gpu
+from tests.gpu_workers.check_gpu.played_gpu import ROOT, PlayedModule, all_compiled, played_gpu
 from tests.gpu_workers.cuda.fake_flashinfer import FakeFlashInfer
 
 
@@ -168,6 +170,23 @@ def test_pulls_are_measured_in_every_way_beside_a_copy() -> None:
         *("beside_work_gb_s", "work_takes_times", "share", "host_gb_s"),
     }
     assert figures["runs of 16 KiB"].keys() == {"single_gb_s", "batch_gb_s"}
+
+
+SERVES = """
+from gpu_workers.check_gpu import command
+from tests.gpu_workers.check_gpu.played_gpu import played_gpu
+
+command.serve_stages(played_gpu)
+"""
+
+
+def test_stages_run_on_a_gpu_in_a_process_of_their_own_one_after_the_other() -> None:
+    python = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-P", "-c", SERVES]
+    with StageProcess(python) as process:
+        for stage in ("probe", "modules", "host", "pulls"):
+            outcome = process.run(stage, 200)
+            assert outcome.verdict is Verdict.PASS, outcome
+        assert outcome.figures["by way of the host"].endswith("bytes equal")
 
 
 class Garbling(Executor):
