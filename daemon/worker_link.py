@@ -37,8 +37,9 @@ from ipc.sockets import DaemonSocket, LinkBroken, Sender
 
 logger = logging.getLogger(__name__)
 
-TURN_S = 0.01
-"""A few thousand tokens, and less than a reader notices."""
+TURN_S = 0.005
+"""Flat out, 2 ms give nine tenths of the throughput that 20 give; with a round of the loop for each
+message it is a third."""
 
 
 class Turns:
