@@ -130,4 +130,4 @@ class PlayedRig(TwoInFlight):
 
     def close(self) -> None:
         self.cuda_exchange.close()
-        self.cuda_exchange.free()
+        self.library.end()

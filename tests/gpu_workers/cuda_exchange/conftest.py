@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.gpu_workers.cuda_exchange.fake_cudart import LIVING
 from tests.gpu_workers.cuda_exchange.rigs import PROCESSES
 
 
@@ -13,3 +14,5 @@ def closing() -> Iterator[None]:
     while PROCESSES:
         PROCESSES[-1].library.fails.clear()
         PROCESSES[-1].close()
+    while LIVING:
+        LIVING[-1].end()

@@ -80,6 +80,15 @@ class FakeCudart:
         self.cudaGetErrorName = self._words(lambda code: NAMES.get(code, b"cudaErrorUnknown"))
         self.cudaGetErrorString = self._words(lambda code: b"as the test wants it")
         self.cudaGetLastError = FakeFunction("", self._take_last_error, returns_code=False)
+        LIVING.append(self)
+
+    def end(self) -> None:
+        """Its process ends, and all its memory goes with it: nobody may look there any more."""
+        LIVING.remove(self)
+        for allocation in self._own:
+            assert allocation.descriptor is not None
+            os.close(allocation.descriptor)
+        self._allocations.clear()
 
     def _words(self, body: Callable[[int], bytes]) -> FakeFunction:
         return FakeFunction("cudaGetError", body, returns_code=False)
@@ -324,6 +333,9 @@ class FakeCudart:
     def _ask(self, stream: int, what: str, about: Any) -> None:
         self._streams[stream].todo.append((what, about))
 
+
+LIVING: list[FakeCudart] = []
+"""Played processes of this one that have not ended."""
 
 OPENED: dict[tuple[int, int], int] = {}
 """How often each allocation is open in the played processes of this one."""
