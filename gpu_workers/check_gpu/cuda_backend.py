@@ -11,6 +11,7 @@ import torch
 from gpu_workers import cuda_build
 from gpu_workers.check_gpu.backend import Module
 from gpu_workers.cuda_attention import stored_head_dim
+from gpu_workers.cuda_device import CudaDevice
 from gpu_workers.cuda_engine import Gpu, open_gpu
 from gpu_workers.cuda_exchange import CudaExchange, exchange_on
 from gpu_workers.cuda_kernels import CudaKernels
@@ -42,6 +43,8 @@ class CudaBackend:
         exporter_command: starts a process with pools on the same device.
         modules: descriptions of the library's modules, as `cuda_build.modules` gives them.
         devices: what a service is told to use, where it is not all GPUs.
+        afresh: the same GPU as another engine sees it. The pool of memory that all graphs of one
+            share cannot be used again when they are gone.
     """
 
     dtype = DType.BF16
@@ -55,6 +58,7 @@ class CudaBackend:
         exporter_command: Sequence[str],
         modules: Modules = cuda_build.modules,
         devices: Sequence[str] = (),
+        afresh: Callable[[Gpu], Gpu] = lambda gpu: gpu,
     ) -> None:
         self._gpu = gpu
         self._device = gpu.device.torch_device
@@ -62,6 +66,7 @@ class CudaBackend:
         self.exporter_command = exporter_command
         self._modules = modules
         self._devices = devices
+        self._afresh = afresh
         self.name = str(self._device)
 
     def stored_head_dim(self, head_dim: int) -> int:
@@ -100,13 +105,14 @@ class CudaBackend:
             kv_bytes=kv_bytes,
             head_dim=stored_head_dim(config.head_dim),
         )
-        gpu = dataclasses.replace(self._gpu, limits=StepLimits(MAX_TOKENS, max_batch))
+        limits = StepLimits(MAX_TOKENS, max_batch)
+        gpu = dataclasses.replace(self._afresh(self._gpu), limits=limits)
         return build_executor(config, spec, self.exchange(layout, "check"), gpu=gpu)
 
     def eager(self, executor: Executor) -> Executor:
         assert isinstance(executor.kernels, CudaKernels)
         runner = CudaRunner(
-            self._gpu.device,
+            executor.kernels.device,
             executor.model,
             executor.kernels,
             num_token_ids=executor.num_token_ids,
@@ -143,7 +149,13 @@ def cuda_backend(index: int) -> CudaBackend:
     exporter = (*command, "--device", f"cuda:{index}")
     uuid = torch.cuda.get_device_properties(device).uuid
     # A service counts its GPUs from 0 on, as we do: only another one has to be named.
-    return CudaBackend(gpu, make, exporter, devices=[f"GPU-{uuid}"] if index else ())
+    return CudaBackend(
+        gpu,
+        make,
+        exporter,
+        devices=[f"GPU-{uuid}"] if index else (),
+        afresh=lambda gpu: dataclasses.replace(gpu, device=CudaDevice(index)),
+    )
 
 
 def _load(generate: Callable[[], Any]) -> str:

@@ -18,7 +18,7 @@ import torch
 
 from gpu_workers import lifeline
 from gpu_workers.engine import TORCH_DTYPES
-from gpu_workers.kv_exchange import OwnExchange
+from gpu_workers.kv_exchange import KVExchange, OwnExchange
 from ipc import channel
 from ipc.channel import PoolDescriptor
 from ipc.kv_layout import RankLayout
@@ -31,7 +31,8 @@ _MAX_BYTES = 1 << 16
 
 
 class Make(msgspec.Struct, frozen=True, tag=True):
-    """Have pools of those layouts; give their handles. What was asked later is about them."""
+    """Have pools of those layouts, and no others any more; give their handles. What is asked later
+    is about them."""
 
     layouts: tuple[RankLayout, ...]
 
@@ -103,7 +104,7 @@ class Exporter:
         self._channel.close()
 
     def make(self, layouts: Sequence[RankLayout]) -> list[int]:
-        """Pools of those layouts: how to open each."""
+        """Pools of those layouts: how to open each. Those before must not be open any more."""
         self._say(Make(tuple(layouts)))
         return [channel.receive_descriptor(self._channel)[1] for _ in layouts]
 
@@ -134,6 +135,10 @@ class Pools(Protocol):
 
     def exchange(self, layout: RankLayout, label: str, **how: Any) -> OwnExchange: ...
 
+    def release(self, exchange: KVExchange) -> None:
+        """Give its pool back, which nobody has open any more."""
+        ...
+
     def synchronize(self) -> None:
         """Until all that was asked of the device is done."""
         ...
@@ -145,6 +150,8 @@ def serve(device: Pools, own: socket.socket) -> None:
     while text := own.recv(_MAX_BYTES):
         match msgspec.convert(orjson.loads(text), Make | Fill | Overwrite):
             case Make(layouts):
+                for exchange in pools:
+                    device.release(exchange)
                 pools = [device.exchange(layout, OWNER) for layout in layouts]
                 device.synchronize()
                 for rank, exchange in enumerate(pools):

@@ -4,6 +4,7 @@ It loads what pools take and nothing else: whoever waits for it waits for its im
 """
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch
 from gpu_workers.check_gpu import exporter
 from gpu_workers.check_gpu.exporter import Pools
 from gpu_workers.cpu_exchange import CpuExchange
-from gpu_workers.cuda_exchange import exchange_on
-from gpu_workers.kv_exchange import OwnExchange
+from gpu_workers.cuda_exchange import CudaExchange, exchange_on
+from gpu_workers.kv_exchange import KVExchange, OwnExchange
 from ipc.kv_layout import RankLayout
 
 
@@ -35,6 +36,10 @@ class CpuPools:
     def exchange(self, layout: RankLayout, label: str, **how: Any) -> OwnExchange:
         return CpuExchange(layout, label)
 
+    def release(self, exchange: KVExchange) -> None:
+        assert isinstance(exchange, CpuExchange)
+        os.close(exchange.descriptor)
+
     def synchronize(self) -> None:
         """Everything is done when its call returns."""
 
@@ -48,6 +53,11 @@ class CudaPools:
 
     def exchange(self, layout: RankLayout, label: str, **how: Any) -> OwnExchange:
         return exchange_on(self._device, layout, label, **how)
+
+    def release(self, exchange: KVExchange) -> None:
+        assert isinstance(exchange, CudaExchange)
+        exchange.close()
+        exchange.free()
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)

@@ -27,6 +27,7 @@ BATCHES = {True: (1, 32, 64), False: (1, 8)}
 ROUNDS = 30
 
 
+@torch.inference_mode()
 def measure_host(backend: Backend, note: Note, batches: Sequence[int] = ()) -> str:
     """Of whole preparations; on a GPU of their parts, too."""
     batches = batches or BATCHES[backend.is_gpu]

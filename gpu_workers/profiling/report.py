@@ -55,14 +55,14 @@ def _prefill(table: ProfileTable) -> Table:
     shown = Table("prompts", "tokens each", "ms", "tokens/s", title="prefill")
     for point in table.prefill:
         rate = f"{point.tokens_per_s:,.0f}"
-        shown.add_row(str(point.num_prompts), str(point.num_tokens), f"{point.ms:.1f}", rate)
+        shown.add_row(str(point.num_prompts), str(point.num_tokens), _ms(point.ms), rate)
     return shown
 
 
 def _decode(table: ProfileTable) -> Table:
     """A line per context, a column per batch."""
     batches = sorted({point.batch for point in table.decode})
-    ms = {(point.batch, point.context): f"{point.ms:.1f}" for point in table.decode}
+    ms = {(point.batch, point.context): _ms(point.ms) for point in table.decode}
     shown = Table("context", *(f"batch {batch}" for batch in batches), title="decode, ms per step")
     for context in sorted({point.context for point in table.decode}):
         shown.add_row(str(context), *(ms.get((batch, context), "") for batch in batches))
@@ -75,7 +75,7 @@ def _mixed(table: ProfileTable) -> Table:
     titles = [f"{batch} of {context}" if batch else "alone" for batch, context in besides]
     shown = Table("chunk", "cached", *titles, title="a chunk beside decodes, ms per step")
     for chunk in sorted({(point.num_new, point.num_cached) for point in table.mixed}):
-        ms = {_beside(p): f"{p.ms:.1f}" for p in table.mixed if (p.num_new, p.num_cached) == chunk}
+        ms = {_beside(p): _ms(p.ms) for p in table.mixed if (p.num_new, p.num_cached) == chunk}
         shown.add_row(*map(str, chunk), *(ms.get(beside, "") for beside in besides))
     return shown
 
@@ -83,6 +83,11 @@ def _mixed(table: ProfileTable) -> Table:
 def _path(table: ProfileTable) -> str:
     told = PATHS.get(table.pull_path)
     return f"\npulls are {told}" if told else ""
+
+
+def _ms(ms: float) -> str:
+    """Steps of GPUs take single milliseconds, pulls parts of one."""
+    return f"{ms:.{3 if ms < 1 else 2 if ms < 10 else 1}f}"
 
 
 def _beside(point: MixedPoint) -> tuple[int, int]:
@@ -93,7 +98,5 @@ def _transfer(table: ProfileTable) -> Table:
     shown = Table("tokens", "ms", "GB/s", title="pull from another pool")
     for point in table.transfer:
         num_bytes = point.num_tokens * table.kv_bytes_per_token
-        shown.add_row(
-            str(point.num_tokens), f"{point.ms:.2f}", f"{1e-6 * num_bytes / point.ms:.1f}"
-        )
+        shown.add_row(str(point.num_tokens), _ms(point.ms), f"{1e-6 * num_bytes / point.ms:.1f}")
     return shown

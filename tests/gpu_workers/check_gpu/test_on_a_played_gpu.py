@@ -1,7 +1,7 @@
 """The stages as they run on a GPU, on one that is played: its exporter is a process of its own."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from gpu_workers.check_gpu.pulls import check_death, check_pulls
 from gpu_workers.check_gpu.stage_process import StageProcess
 from gpu_workers.check_gpu.steps import SMALL, measure_steps
 from gpu_workers.check_gpu.tiny_models import TINY
+from gpu_workers.cuda_runner import CudaRunner
 from gpu_workers.executor import Executor
 from gpu_workers.step_plan import StepResult
 from ipc.vocabulary import DType
@@ -209,3 +210,37 @@ def test_a_gpu_whose_captured_steps_draw_otherwise_fails() -> None:
     wrong = Wrong(right._gpu, right._make_exchange, ())
     with pytest.raises(CheckFailed, match=r"sequences \[0, 1, 2\] of 3 go on otherwise, with a"):
         check_graphs(wrong, ignored, batches=(3,), num_tokens=3)
+
+
+class Forgetful(CudaRunner):
+    """Leaves no drawn token on the device, where the next step would find it."""
+
+    def _keep(self, drawn: torch.Tensor, lines: Sequence[int | None]) -> None:
+        pass
+
+
+def test_a_gpu_that_loses_tokens_of_steps_under_way_fails_with_two_of_them() -> None:
+    class Wrong(CudaBackend):
+        def executor(self, *what: Any, **how: Any) -> Executor:
+            executor = super().executor(*what, **how)
+            executor._runner.__class__ = Forgetful
+            return executor
+
+    right, figures = played_gpu(), dict[str, Any]()
+    wrong = Wrong(right._gpu, right._make_exchange, ())
+    with pytest.raises(CheckFailed, match=r"batch 3, 2 under way: sequences"):
+        check_graphs(wrong, figures.__setitem__, batches=(3,), num_tokens=6)
+    assert figures == {"batch 3, 1 under way": "3 of 3 equal"}
+
+
+def test_a_model_that_draws_what_transformers_holds_for_unlikely_fails() -> None:
+    class Wrong(CudaBackend):
+        def eager(self, executor: Executor) -> Executor:
+            eager = super().eager(executor)
+            eager.__class__ = Garbling
+            return eager
+
+    right = played_gpu()
+    wrong = Wrong(right._gpu, right._make_exchange, ())
+    with pytest.raises(CheckFailed, match=r"tiny: a token is .* of the logits' spread less likely"):
+        check_model(wrong, ignored, ("tiny",))

@@ -47,7 +47,7 @@ def test_points_stand_where_their_line_and_column_say() -> None:
     assert line(text, "128", "22.2", "")
     assert line(text, "32", "256", "44.4", "")
     assert line(text, "32", "0", "", "55.5")
-    assert line(text, "2000", "0.50", "4.0")
+    assert line(text, "2000", "0.500", "4.0")
 
 
 def test_it_says_how_noisy_the_machine_was() -> None:
