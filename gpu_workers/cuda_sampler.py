@@ -5,16 +5,18 @@ the tokens that penalties look at. It goes over in two copies; what is drawn com
 the step is collected. Nothing here reads a device's number in between.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from gpu_workers.cuda_device import Device, send
 from gpu_workers.sampler import LEAST_LOGPROB, Draw, Drawn, uniform
+from gpu_workers.sequence_table import IntArray
+from gpu_workers.token_counts import TokenCounts
 from ipc.vocabulary import SamplingParams, TokenLogprobs
 
 Scores = Callable[[], list[TokenLogprobs]]
@@ -25,17 +27,26 @@ to sort them: values and indices (12), pairs of index and row twice (16), keys a
 radix sort and what it swaps them with (16)."""
 
 
-class _Edits(NamedTuple):
+class _Edits:
     """Changes of single logits before the temperature: places (row, token) and numbers."""
 
-    rows: list[int]
-    tokens: list[int]
-    numbers: list[float]
+    def __init__(self) -> None:
+        self.rows: list[IntArray] = []
+        self.tokens: list[IntArray] = []
+        self.numbers: list[npt.NDArray[np.float64]] = []
 
-    def add(self, row: int, token_ids: Sequence[int], numbers: Sequence[float]) -> None:
-        self.rows.extend([row] * len(token_ids))
-        self.tokens.extend(token_ids)
-        self.numbers.extend(numbers)
+    def add(self, row: int, tokens: npt.ArrayLike, numbers: npt.ArrayLike, size: int) -> None:
+        """Of one row; tokens from `size` up are none. A single number is for all of them."""
+        tokens = np.asarray(tokens, dtype=np.int64)
+        numbers = np.broadcast_to(np.asarray(numbers, dtype=np.float64), tokens.shape)
+        known = tokens < size
+        self.tokens.append(tokens[known])
+        self.numbers.append(numbers[known])
+        self.rows.append(np.full(len(self.tokens[-1]), row))
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(map(len, self.rows))
 
 
 class _Warp(NamedTuple):
@@ -74,6 +85,7 @@ class DeviceSampler:
     def __init__(self, device: Device, num_token_ids: int) -> None:
         self._device = device
         self._num_token_ids = num_token_ids
+        self._counts = TokenCounts()
 
     def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         """One token for each draw, from its row of `logits` (R, vocabulary): int64, on the device.
@@ -89,6 +101,8 @@ class DeviceSampler:
         if plain:
             where, rows = self._indices([plain, [draws[i].row for i in plain]])
             drawn.index_copy_(0, where, logits.argmax(dim=-1).index_select(0, rows))
+        if others:
+            self._counts.begin_round()
         for part in _parts(others):
             where, rows = self._indices([part, [draws[i].row for i in part]])
             scores = logits.index_select(0, rows).float()  # (S, V), ours to change
@@ -174,27 +188,21 @@ class DeviceSampler:
 
     def _apply_rules(self, scores: torch.Tensor, draws: Sequence[Draw]) -> None:
         """As `sampler._apply_rules`, for all rows: each rule's edits at once, in its order."""
-        repeated, subtracted, biased, banned = (_Edits([], [], []) for _ in range(4))
+        repeated, subtracted, biased, banned = (_Edits() for _ in range(4))
         size = scores.shape[1]
         for row, draw in enumerate(draws):
             sampling = draw.sampling
             if sampling.repetition_penalty != 1.0:
-                seen = [token for token in set(draw.tokens) if token < size]
-                repeated.add(row, seen, [sampling.repetition_penalty] * len(seen))
+                repeated.add(row, self._counts.of(draw)[0], sampling.repetition_penalty, size)
             if sampling.presence_penalty or sampling.frequency_penalty:
-                counts = Counter(draw.tokens[draw.num_prompt :])
-                amounts = [
-                    sampling.presence_penalty + sampling.frequency_penalty * times
-                    for times in counts.values()
-                ]
-                subtracted.add(row, list(counts), amounts)
-            known = [pair for pair in sampling.logit_bias if pair[0] < size]
-            biased.add(row, [token for token, _ in known], [number for _, number in known])
+                ids, times = self._counts.of(draw)
+                amounts = sampling.presence_penalty + sampling.frequency_penalty * times
+                subtracted.add(row, ids[times > 0], amounts[times > 0], size)
+            if sampling.logit_bias:
+                tokens, numbers = zip(*sampling.logit_bias, strict=True)
+                biased.add(row, tokens, numbers, size)
             if draw.bans_end_tokens:
-                ends = [token for token in sampling.end_token_ids if token < size]
-                banned.add(row, ends, [-np.inf] * len(ends))
-        if not any(edits.rows for edits in (repeated, subtracted, biased, banned)):
-            return
+                banned.add(row, sampling.end_token_ids, -np.inf, size)
         for edits, change in (
             (repeated, _penalised),
             (subtracted, torch.sub),
@@ -209,10 +217,11 @@ class DeviceSampler:
         edits: _Edits,
         change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> None:
-        if not edits.rows:
+        if edits.is_empty:
             return
-        rows, tokens = self._indices([edits.rows, edits.tokens])
-        (numbers,) = self._numbers([edits.numbers])
+        places = [np.concatenate(edits.rows), np.concatenate(edits.tokens)]
+        rows, tokens = send(self._device, places)
+        (numbers,) = send(self._device, [np.concatenate(edits.numbers)])
         scores[rows, tokens] = change(scores[rows, tokens], numbers.float())
 
 
