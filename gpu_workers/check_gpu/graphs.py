@@ -1,7 +1,7 @@
 """Stage: captured steps draw what eager ones draw, one and two steps under way.
 
-Batches that fill a captured size, and such that are padded to one. Where a token differs it must
-be a near-tie, see `scoring`.
+Batches that fill a captured size, and such that are padded to one; eager steps with two under way,
+too, whose plans take turns. Where a token differs it must be a near-tie, see `scoring`.
 """
 
 import tempfile
@@ -27,16 +27,19 @@ def check_graphs(
         write_config(Path(directory), TINY)
         spec = spec_of(directory, backend.dtype, max_context=256, is_dummy=True)
         captured = backend.executor(spec, KV_BYTES, max_batch=max(batches))
-        eager = Driver(backend.eager(captured))
-        in_flight = captured.max_in_flight
+        eager = backend.eager(captured)
+        judge = Driver(eager)
+        ways = {("captured" if backend.is_gpu else "again", 1): captured}
+        if captured.max_in_flight > 1:
+            ways |= {("captured", 2): captured, ("eager", 2): eager}
         equal = total = 0
         for batch in batches:
             asked = prompts(batch, 70)
-            expected = eager.greedy(asked, num_tokens)
-            for depth in sorted({1, in_flight}):
-                drawn = Driver(captured, in_flight=depth).greedy(asked, num_tokens)
-                who = f"batch {batch}, {depth} under way"
-                same = require_likely(eager, asked, drawn, expected, who)
+            expected = judge.greedy(asked, num_tokens)
+            for (kind, depth), executor in ways.items():
+                drawn = Driver(executor, in_flight=depth).greedy(asked, num_tokens)
+                who = f"batch {batch}, {kind}, {depth} under way"
+                same = require_likely(judge, asked, drawn, expected, who)
                 note(who, f"{same} of {batch} equal")
                 equal, total = equal + same, total + batch
     what = "captured and eager" if backend.is_gpu else "no graphs on a CPU: two eager"

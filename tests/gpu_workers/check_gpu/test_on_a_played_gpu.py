@@ -131,8 +131,9 @@ def test_attention_goes_on_without_the_widths_that_cannot_be_compiled() -> None:
 def test_captured_steps_draw_what_eager_ones_draw_with_two_under_way_too() -> None:
     figures: dict[str, Any] = {}
     said = check_graphs(played_gpu(), figures.__setitem__, batches=(1, 3), num_tokens=5)
-    assert said.startswith("captured and eager steps draw the same: 8 of 8 equal")
-    assert list(figures) == [f"batch {n}, {depth} under way" for n in (1, 3) for depth in (1, 2)]
+    assert said.startswith("captured and eager steps draw the same: 12 of 12 equal")
+    ways = ("captured, 1", "captured, 2", "eager, 2")
+    assert list(figures) == [f"batch {n}, {way} under way" for n in (1, 3) for way in ways]
 
 
 def test_a_model_on_a_gpu_draws_what_transformers_holds_for_likely() -> None:
@@ -228,9 +229,9 @@ def test_a_gpu_that_loses_tokens_of_steps_under_way_fails_with_two_of_them() -> 
 
     right, figures = played_gpu(), dict[str, Any]()
     wrong = Wrong(right._gpu, right._make_exchange, ())
-    with pytest.raises(CheckFailed, match=r"batch 3, 2 under way: sequences"):
+    with pytest.raises(CheckFailed, match="batch 3, captured, 2 under way: sequences"):
         check_graphs(wrong, figures.__setitem__, batches=(3,), num_tokens=6)
-    assert figures == {"batch 3, 1 under way": "3 of 3 equal"}
+    assert figures == {"batch 3, captured, 1 under way": "3 of 3 equal"}
 
 
 def test_a_model_that_draws_what_transformers_holds_for_unlikely_fails() -> None:

@@ -5,6 +5,7 @@ remember their source, which must not change before they are past; downloads hap
 graph remembers addresses and refuses to be replayed on others.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -75,6 +76,7 @@ class FakeDevice:
         self._uploads: list[_Upload] = []
         self._downloads: list[_Download] = []
         self._watched: list[Address] | None = None
+        self._passing = threading.Lock()  # one that watches the device waits in a thread of its own
 
     def tick(self) -> int:
         """One more thing was asked for."""
@@ -92,13 +94,14 @@ class FakeDevice:
     @torch.inference_mode()
     def pass_to(self, at: int) -> None:
         """The host has waited until there."""
-        self.past = max(self.past, at)
-        for upload in [u for u in self._uploads if u.at <= self.past]:
-            self._check(upload)
-            self._uploads.remove(upload)
-        for download in [d for d in self._downloads if d.at <= self.past]:
-            download.target.copy_(download.content)
-            self._downloads.remove(download)
+        with self._passing:
+            self.past = max(self.past, at)
+            for upload in [u for u in self._uploads if u.at <= self.past]:
+                self._check(upload)
+                self._uploads.remove(upload)
+            for download in [d for d in self._downloads if d.at <= self.past]:
+                download.target.copy_(download.content)
+                self._downloads.remove(download)
 
     def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((size,), 77, dtype=dtype)

@@ -47,14 +47,16 @@ def test_a_gpu_is_profiled_and_the_planner_reads_it(
     assert "the host waited for its core for" in said
 
 
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2)])
 def test_ranks_on_gpus_are_profiled_together_each_with_a_pool_to_pull_from(
-    model_dir: Path, tmp_path: Path
+    model_dir: Path, tmp_path: Path, shape: tuple[int, int]
 ) -> None:
-    out = tmp_path / "tp2.json"
-    assert profile(model_dir, out, "--device", "cuda:1", "--tp", "2") == 0
+    out, (tp, pp) = tmp_path / "instance.json", shape
+    assert profile(model_dir, out, "--device", "cuda:1", "--tp", str(tp), "--pp", str(pp)) == 0
     table = read_profile(out)
-    assert (table.tp, table.device) == (2, "a played GPU")
+    assert (table.tp, table.pp, table.device) == (tp, pp, "a played GPU")
     assert [point.num_tokens for point in table.transfer] == [16, 64]
+    assert (table.slowest_stage is None) == (pp == 1)
 
 
 def subject(model_dir: Path, **changes: Any) -> Subject:
