@@ -118,7 +118,10 @@ def test_no_draw_is_near_a_tie(model: Path, feature: str) -> None:
 
 @cache
 def reference_of(model: Path) -> Reference:
-    return Reference(model)
+    reference = Reference(model)
+    assert reference.model is not None  # loaded here, as that sets the number of threads
+    torch.set_num_threads(1)
+    return reference
 
 
 def rush(model: Path, seed: int) -> list[bool]:
