@@ -55,6 +55,8 @@ class DaemonSocket:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.bind(endpoint)
+        # The same socket: what is there already is taken without a future for each message.
+        self._blocking: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
         self._sent: dict[bytes, Numbering] = {}
         self._received: dict[bytes, tuple[Sender, Numbering]] = {}
 
@@ -110,10 +112,9 @@ class DaemonSocket:
     def _waiting(self) -> list[bytes] | None:
         """A message that is there already, at a fraction of what it takes to wait for one. Where
         there is none, whoever waits looks again, so that no sign of one is lost."""
-        if not cast(int, self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        if not cast(int, self._blocking.get(zmq.EVENTS)) & zmq.POLLIN:
             return None
-        received = self._socket.recv_multipart(zmq.NOBLOCK)
-        return cast("asyncio.Future[list[bytes]]", received).result()
+        return self._blocking.recv_multipart(zmq.NOBLOCK)
 
     def close(self) -> None:
         self._socket.close()

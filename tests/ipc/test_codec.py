@@ -167,3 +167,10 @@ def test_a_doubled_or_lost_message_is_a_gap(number: int) -> None:
     numbering.check(0)
     with pytest.raises(SequenceGap):
         numbering.check(number)
+
+
+@pytest.mark.parametrize("kind", [Kind.EVENT, Kind.TOKENS])
+def test_a_nesting_without_end_is_refused_like_any_garbage(kind: Kind) -> None:
+    deep = b"[1.0,[]," + b"[" * 100_000
+    with pytest.raises(WireError):
+        codec.read_event(kind, deep)

@@ -110,3 +110,16 @@ async def test_sending_never_swallows_the_sign_that_something_has_come(link: Dae
         async with asyncio.timeout(5):
             assert await waiting == ((WORKER, 5), Gone(round_number, ()))
     worker.close()
+
+
+async def test_what_comes_after_a_burst_is_waited_for_and_not_missed(link: DaemonSocket) -> None:
+    link.open_epoch(WORKER, 5)
+    worker = WorkerSocket(link.endpoint, WORKER, 5)
+    events = link.receive()
+    for burst in range(100):
+        for number in range(burst % 7 + 1):
+            worker.send(Gone(number, ()))
+        async with asyncio.timeout(5):
+            for number in range(burst % 7 + 1):
+                assert await anext(events) == ((WORKER, 5), Gone(number, ()))
+    worker.close()
