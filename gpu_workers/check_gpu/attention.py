@@ -18,7 +18,7 @@ from gpu_workers.check_gpu.outcome import CheckFailed, Note, require
 from ipc.vocabulary import DType
 
 TOLERANCE = {DType.BF16: 2e-2, DType.FP16: 3e-3, DType.FP32: 1e-4}
-COMPILING_S = 60.0  # after so many nothing more is compiled
+COMPILING_S = 45.0  # after so many nothing more is compiled
 RATIOS = (1, 3, 4, 7, 8)  # of query heads to KV heads
 
 

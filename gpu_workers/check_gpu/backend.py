@@ -23,13 +23,11 @@ from ipc.vocabulary import DType
 
 
 class Module(NamedTuple):
-    """A library that is compiled for the device.
-
-    `load` gives how it came to be there: compiled ahead, or now.
-    """
+    """A library for the device; `load` compiles it first where that was not done before."""
 
     name: str
-    load: Callable[[], str]
+    is_compiled: Callable[[], bool]
+    load: Callable[[], None]
 
 
 class Backend(Protocol):
@@ -59,7 +57,7 @@ class Backend(Protocol):
         ...
 
     def modules(self) -> Sequence[Module]:
-        """What is compiled for the device."""
+        """What is compiled for the device, in the order in which it is worth having."""
         ...
 
     def is_compiled(self, dtype: DType, head_dim: int) -> bool:

@@ -29,7 +29,8 @@ MAX_TOKENS = 4096
 BLOCK_SIZE = 16
 SHORT = {DType.BF16: "bf16", DType.FP16: "fp16"}
 EXTRAS = ("rope", "page", "silu")
-HEAD_DIMS = (128, 64, 256)  # in the order in which they are worth having
+ATTENTION = ((("bf16",), (128, 64)), (("fp16",), (128, 64)), (("bf16", "fp16"), (256,)))
+"""Element types and widths, those that most models have first."""
 
 Modules = Callable[[Iterable[str], Iterable[int], Iterable[str]], Iterable[tuple[str, Any]]]
 
@@ -73,17 +74,17 @@ class CudaBackend:
         return stored_head_dim(head_dim)
 
     def modules(self) -> Sequence[Module]:
-        extras = list(self._modules((), (), EXTRAS))
-        attention = [
-            pair
-            for head_dim in HEAD_DIMS
-            for pair in self._modules(SHORT.values(), (head_dim,), ())
+        wanted = list(self._modules((), (), EXTRAS))
+        for dtypes, head_dims in ATTENTION:
+            wanted += self._modules(dtypes, head_dims, ())
+        return [
+            Module(name, partial(_is_compiled, generate), partial(_load, generate))
+            for name, generate in wanted
         ]
-        return [Module(name, partial(_load, generate)) for name, generate in extras + attention]
 
     def is_compiled(self, dtype: DType, head_dim: int) -> bool:
         ((_, generate),) = self._modules((SHORT[dtype],), (stored_head_dim(head_dim),), ())
-        return bool(generate().is_compiled)
+        return _is_compiled(generate)
 
     def exchange(self, layout: RankLayout, label: str, **how: Any) -> OwnExchange:
         return self._make_exchange(layout, label, **how)
@@ -158,9 +159,10 @@ def cuda_backend(index: int) -> CudaBackend:
     )
 
 
-def _load(generate: Callable[[], Any]) -> str:
-    """As the kernels themselves will, who find it loaded then."""
-    module = generate()
-    was_there = bool(module.is_compiled)
-    module.build_and_load()
-    return "compiled ahead" if was_there else "compiled now"
+def _is_compiled(generate: Callable[[], Any]) -> bool:
+    return bool(generate().is_compiled)
+
+
+def _load(generate: Callable[[], Any]) -> None:
+    """As the kernels themselves will, who find it compiled then."""
+    generate().build_and_load()

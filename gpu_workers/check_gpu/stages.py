@@ -49,8 +49,8 @@ def _on(check: Callable[[Backend, Note], str]) -> Callable[[Open, Note], str]:
 
 STAGES = (
     Stage("probe", 60, probe),
-    Stage("modules", 180, _on(build_modules)),
-    Stage("attention", 150, _on(check_attention)),
+    Stage("modules", 150, _on(build_modules)),
+    Stage("attention", 120, _on(check_attention)),
     Stage("graphs", 60, _on(check_graphs)),
     Stage("pulls", 60, _on(check_pulls)),
     Stage("steps", 100, _on(measure_steps)),

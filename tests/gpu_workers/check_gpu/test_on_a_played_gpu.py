@@ -80,8 +80,8 @@ def test_a_width_that_is_not_compiled_in_time_is_left_out_and_told(
 def test_modules_are_loaded_in_the_order_of_their_worth_each_with_its_seconds() -> None:
     figures: dict[str, Any] = {}
     said = build_modules(played_gpu(), figures.__setitem__)
-    assert said.startswith("9 modules are there after")
-    assert list(figures)[:5] == ["rope", "page", "silu", "attention bf16 128", "attention fp16 128"]
+    assert said.startswith("9 modules after")
+    assert list(figures)[:5] == ["rope", "page", "silu", "attention bf16 128", "attention bf16 64"]
     assert figures["rope"]["state"] == "compiled ahead"
 
 
@@ -105,6 +105,16 @@ def test_a_module_that_cannot_be_compiled_does_not_keep_the_others_from_being_lo
         build_modules(played_gpu(modules=half_compiled), figures.__setitem__)
     assert figures["attention fp16 128"]["state"] == "RuntimeError: ninja: no nvcc"
     assert figures["attention bf16 256"]["state"] == "compiled ahead"
+
+
+def test_nothing_more_is_compiled_when_others_want_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gpu_workers.check_gpu.modules.COMPILING_S", 0.0)
+    figures: dict[str, Any] = {}
+    said = build_modules(played_gpu(modules=half_compiled), figures.__setitem__)
+    assert said.endswith("3 left out")
+    assert figures["attention fp16 64"].startswith("left out: it is not compiled")
 
 
 def test_attention_goes_on_without_the_widths_that_cannot_be_compiled() -> None:
