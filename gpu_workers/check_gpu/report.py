@@ -120,6 +120,8 @@ def _pulls(bandwidth: Mapping[str, Any]) -> Iterator[str]:
         return
     yield "## Pulls out of another process's pool, GB/s"
     yield ""
+    yield "What arrives, not what is read and written; beside it a copy of as much within one pool."
+    yield ""
     yield from _table(
         ("blocks of", *PULL_COLUMNS),
         (
@@ -182,6 +184,8 @@ def _plain(value: Any) -> str:
         return ", ".join(f"{key} {_plain(one)}" for key, one in value.items())
     if isinstance(value, list | tuple):
         return "; ".join(map(_plain, value))
+    if value is None:
+        return "none"
     return _number(value)
 
 

@@ -26,7 +26,8 @@ def report() -> Report:
     measure_steps(played_gpu(), steps.__setitem__, SMALL)
     bandwidth: dict[str, Any] = {}
     check_bandwidth(played_gpu(), bandwidth.__setitem__, blocks_kib=(256,), pool_bytes=1 << 20)
-    probe = {"gpus": ["a played GPU"], "packages": {"torch": "2.13"}, "nvcc": None}
+    packages = {"torch": "2.13", "transformers": None}
+    probe = {"gpus": ["a played GPU"], "packages": packages, "nvcc": None}
     failed = Outcome("pulls", Verdict.FAIL, 2.0, "blocks | differ", log="first\nlast words")
     late = Outcome("death", Verdict.SKIP, 0.0, "the time of the check was over")
     stages = (
@@ -54,7 +55,7 @@ def cells(report: Report, first: str) -> list[str]:
 def test_it_begins_with_the_device_the_date_and_what_is_there(report: Report) -> None:
     assert lines(report)[0] == "# Check of cuda:0, 2026-01-02T03:04:05+00:00"
     assert cells(report, "gpus") == ["gpus", "a played GPU"]
-    assert cells(report, "packages") == ["packages", "torch 2.13"]
+    assert cells(report, "packages") == ["packages", "torch 2.13, transformers none"]
     assert not any(line.startswith("| nvcc |") for line in lines(report))
     assert "4 stages passed, 1 failed, 1 were skipped, in 61 s." in lines(report)
 
