@@ -18,6 +18,7 @@ from gpu_workers.check_gpu.outcome import Outcome, Report, Verdict
 from gpu_workers.check_gpu.report import told
 from gpu_workers.check_gpu.stage_process import Figure, Say, StageProcess
 from gpu_workers.check_gpu.stages import BY_NAME, STAGES, Stage
+from ipc.cuda_runtime import CudaUnavailable, load_runtime
 
 EXIT_NO_DEVICE = 69
 EXIT_CANNOT_WRITE = 73
@@ -148,10 +149,19 @@ def _refusal(device: str) -> str | None:
     if kind != "cuda" or not number.isdecimal():
         return f"--device is cpu or cuda:N, not {device!r}"
     if not torch.cuda.is_available():
-        return f"CUDA sees no GPU here, and {device} was asked for"
+        return f"CUDA sees no GPU here, and {device} was asked for{_cause()}"
     if int(number) >= (count := torch.cuda.device_count()):
         return f"there is no GPU {number}: CUDA sees {count} here"
     return None
+
+
+def _cause() -> str:
+    """Why CUDA cannot be used, where its library says so."""
+    try:
+        load_runtime()
+    except CudaUnavailable as error:
+        return f": {error}"
+    return ""
 
 
 def _chosen(arguments: argparse.Namespace) -> Iterator[tuple[Stage, float]]:

@@ -106,7 +106,7 @@ class ThisMachine:
 
     @property
     def num_gpus(self) -> int:
-        return torch.cuda.device_count()
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
     def place(self, subject: Subject, number: int) -> Place:
         if subject.first_gpu is None:
