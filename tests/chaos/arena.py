@@ -238,9 +238,11 @@ def striking(
 
 
 @contextmanager
-def under_attack(model: Path, orders: Path, *flags: str) -> Iterator[Service]:
+def under_attack(
+    model: Path, orders: Path, *flags: str, injected: Sequence[Path] = (INJECTED,)
+) -> Iterator[Service]:
     """A service whose processes take orders."""
-    path = os.pathsep.join(filter(None, (str(INJECTED), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join([*map(str, injected), *filter(None, [os.environ.get("PYTHONPATH")])])
     with serving(model, *FLAGS, *flags, PYTHONPATH=path, CHAOS_DIR=str(orders)) as service:
         num_instances = len(set(re.findall(r"(\S+)/0\.0 started, process", service.log)))
         eventually(

@@ -130,9 +130,9 @@ class Ask(msgspec.Struct, frozen=True):
         return Outcome(Ending.ANSWERED, tuple((t, r, tuple(i)) for t, r, i in parts), seconds)
 
 
-def random_ask(dice: random.Random) -> Ask:
+def random_ask(dice: random.Random, max_tokens: int = MAX_TOKENS) -> Ask:
     sampling = SamplingParams(
-        max_tokens=dice.randint(1, MAX_TOKENS),
+        max_tokens=dice.randint(1, max_tokens),
         seed=dice.randrange(1 << 40),
         temperature=dice.choice((0.0, 0.0, 0.8)),
         top_p=dice.choice((1.0, 0.9)),
@@ -148,22 +148,31 @@ def random_ask(dice: random.Random) -> Ask:
 
 
 def known_asks(
-    service: Service, reference: Reference, count: int, seed: int
+    service: Service,
+    reference: Reference,
+    count: int,
+    seed: int,
+    *,
+    noise: float = NOISE,
+    max_tokens: int = MAX_TOKENS,
 ) -> list[tuple[Ask, Answer]]:
-    """With the answers of a service that nothing has happened to yet."""
+    """With the answers of a service that nothing has happened to yet.
+
+    `noise` is more than its logits may be off by.
+    """
     dice = random.Random(seed)
     known: list[tuple[Ask, Answer]] = []
     with service.client() as client:
         while len(known) < count:
-            ask = random_ask(dice)
+            ask = random_ask(dice, max_tokens)
             outcome = ask.by(client)
             assert outcome.answer is not None, outcome
-            if is_decided(reference, ask, outcome.answer):
+            if is_decided(reference, ask, outcome.answer, noise):
                 known.append((ask, outcome.answer))
     return known
 
 
-def is_decided(reference: Reference, ask: Ask, answer: Answer) -> bool:
+def is_decided(reference: Reference, ask: Ask, answer: Answer, noise: float = NOISE) -> bool:
     """Whether every token leads so clearly that no rounding could draw another."""
     outputs = [list(token_ids) for _, _, token_ids in answer]
     rows = [ask.prompt + output for output in outputs]
@@ -181,7 +190,7 @@ def is_decided(reference: Reference, ask: Ask, answer: Answer) -> bool:
             for i in range(len(output))
         ]
         for _ in range(NUM_SHIFTS):
-            shifted = due + NOISE * torch.randn(due.shape, generator=generator)
+            shifted = due + noise * torch.randn(due.shape, generator=generator)
             if [d.token_id for d in draw_tokens(shifted, draws, NUM_TOKEN_IDS)] != output:
                 return False
     return True

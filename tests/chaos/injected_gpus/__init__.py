@@ -1,0 +1,1 @@
+"""A directory for PYTHONPATH: processes take orders, and workers have played GPUs."""
