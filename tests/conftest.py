@@ -6,7 +6,6 @@ others fill meanwhile, module by module.
 """
 
 import os
-import resource
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,6 @@ settings.register_profile(
     suppress_health_check=list(HealthCheck),
 )
 settings.load_profile("ours")
-
-# Pools of played instances and GPUs live as long as their tests' objects do.
-_, MOST_DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_DESCRIPTORS, MOST_DESCRIPTORS))
 
 SERVICES = ("chaos", "end_to_end", "systemd")
 
