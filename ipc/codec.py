@@ -10,9 +10,9 @@ import struct
 import zlib
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TypeVar
 
 import msgspec
+import orjson
 
 from ipc.messages import PROTOCOL_VERSION, Command, Event, Tokens
 
@@ -30,11 +30,6 @@ class Kind(IntEnum):
 
 
 _KINDS = {kind.value: kind for kind in Kind}
-_ENCODER = msgspec.json.Encoder()
-_COMMANDS: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
-_EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
-_TOKENS = msgspec.json.Decoder(Tokens)
-Message = TypeVar("Message")
 
 
 class WireError(Exception):
@@ -71,7 +66,7 @@ class Numbering:
 
 def encode(message: Command | Event | Tokens, kind: Kind, epoch: int, number: int) -> list[bytes]:
     """[header, payload] of one message."""
-    payload = _ENCODER.encode(message)
+    payload = orjson.dumps(msgspec.to_builtins(message))
     numbered = _NUMBERED.pack(PROTOCOL_VERSION, kind, epoch, number)
     return [numbered + _CHECKSUM.pack(_checksum(numbered, payload)), payload]
 
@@ -91,19 +86,19 @@ def read_header(frames: Sequence[bytes]) -> Header:
 
 
 def read_command(payload: bytes) -> Command:
-    return _read(payload, _COMMANDS)
+    return _convert(payload, Command)  # type: ignore[return-value, arg-type]
 
 
 def read_event(kind: Kind, payload: bytes) -> Event | Tokens:
-    return _read(payload, _TOKENS) if kind is Kind.TOKENS else _read(payload, _EVENTS)
+    return _convert(payload, Tokens if kind is Kind.TOKENS else Event)  # type: ignore[return-value, arg-type]
 
 
 def _checksum(numbered: bytes, payload: bytes) -> int:
     return zlib.crc32(payload, zlib.crc32(numbered))
 
 
-def _read(payload: bytes, decoder: msgspec.json.Decoder[Message]) -> Message:
+def _convert(payload: bytes, into: type) -> object:
     try:
-        return decoder.decode(payload)
-    except (msgspec.DecodeError, RecursionError) as error:
+        return msgspec.convert(orjson.loads(payload), into)
+    except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
         raise WireError(str(error)) from error
