@@ -33,7 +33,7 @@ class BatchRow:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it draws a token that this very sequence goes on with: that of a single choice."""
+        """Whether it draws the token that this very sequence goes on with: a single choice."""
         return self.draws and len(self.sequence.start.choices) == 1
 
     @property
