@@ -58,7 +58,7 @@ serve: $(SETUP) $(if $(filter $(DEFAULT_MODEL),$(MODEL)),$(MODEL_READY))
 
 test: lint $(MODEL_READY)
 	$(call say,Running the tests)
-	@$(BIN)/python -P -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -P -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(TEST) $(MODEL_READY)
 	$(call say,Running the slow tests)

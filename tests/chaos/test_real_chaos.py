@@ -45,7 +45,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return Reference(llama_gqa(tmp_path_factory.mktemp("models") / "tiny-llama"))
 
 
-@pytest.fixture(scope="module", params=TOPOLOGIES)
+@pytest.fixture(scope="module", params=["1P+2D", pytest.param("2M", marks=pytest.mark.slow)])
 def arena(
     request: pytest.FixtureRequest,
     reference: Reference,
@@ -74,7 +74,7 @@ def test_nobody_notices_what_happens_to_the_workers_B1_B2_B3_B19_C2_C5(
     ("attack", "allowed"),
     [
         (Attack.SIGKILL, {Ending.LEFT, Ending.REFUSED, Ending.CUT}),
-        (Attack.SIGTERM, {Ending.LEFT, Ending.REFUSED}),
+        pytest.param(Attack.SIGTERM, {Ending.LEFT, Ending.REFUSED}, marks=pytest.mark.slow),
     ],
 )
 def test_a_daemon_that_ends_takes_all_along_and_its_successor_finds_nothing_left_C1_C7_C9(
@@ -86,7 +86,9 @@ def test_a_daemon_that_ends_takes_all_along_and_its_successor_finds_nothing_left
         workers = list(service.workers().values())
         strikes = spread([(attack, DAEMON)], STRIKE_WITHIN_S, seed=1)
         outcomes = arena.load(strikes, seed=1, size=4 * ROUND_SIZE, allowed=allowed)
-        assert {Ending.ANSWERED, Ending.REFUSED} <= {outcome.ending for outcome in outcomes}
+        endings = {outcome.ending for outcome in outcomes}
+        assert Ending.REFUSED in endings, "some came after the strike"
+        assert endings & {Ending.ANSWERED, Ending.CUT}, "some came before it"
         assert service.process.wait(40) == (0 if attack is Attack.SIGTERM else -signal.SIGKILL)
         eventually(lambda: not any(worker.is_running() for worker in workers), 10, "no orphans")
         with under_attack(model, tmp_path, "--run-dir", str(service.run_dir)) as successor:

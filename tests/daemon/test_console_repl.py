@@ -3,9 +3,11 @@
 import asyncio
 import os
 import re
+import signal
 import stat
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pexpect
@@ -37,6 +39,8 @@ class Terminal:
         self._child = pexpect.spawn(
             sys.executable, command, env=environment, encoding="utf-8", timeout=PATIENCE_S,
             dimensions=(40, 120),
+            # A test run in the background ignores Ctrl-C, and so would its children.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
     async def sees(self, pattern: str) -> None:

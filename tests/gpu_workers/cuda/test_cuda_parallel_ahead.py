@@ -73,7 +73,12 @@ def check_agreement(ranks: PlayedRanks) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "chunk_tokens", "seed"), [(200, None, 1), (200, 9, 2), (14, None, 3), (14, 9, 4)]
+    ("num_blocks", "chunk_tokens", "seed"),
+    [
+        (200, None, 1),
+        (14, 9, 4),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((200, 9, 2), (14, None, 3))),
+    ],
 )
 def test_each_of_a_crowd_gets_what_one_cpu_draws_for_it_alone(
     ranks: PlayedRanks, cpu: Driver, num_blocks: int, chunk_tokens: int | None, seed: int

@@ -47,7 +47,7 @@ def test_a_gpu_is_profiled_and_the_planner_reads_it(
     assert "the host waited for its core for" in said
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (1, 2)])
+@pytest.mark.parametrize("shape", [pytest.param((2, 1), marks=pytest.mark.slow), (1, 2)])
 def test_ranks_on_gpus_are_profiled_together_each_with_a_pool_to_pull_from(
     model_dir: Path, tmp_path: Path, shape: tuple[int, int]
 ) -> None:
