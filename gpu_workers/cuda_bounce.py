@@ -104,16 +104,19 @@ class BounceRoute:
 
     def _measure(self, num_bytes: int, tell: Callable[[float], None]) -> None:
         try:
-            scratch = self._runtime.allocate(num_bytes)
-        except CudaError as error:
+            seconds = self._seconds(num_bytes)
+        except (CudaError, OwnerGone) as error:  # which the next pull fails by, if it matters
             logger.info("pulls through the host are not measured: %s", error)
-            return
+        else:
+            tell(num_bytes / seconds)
+
+    def _seconds(self, num_bytes: int) -> float:
+        """That so many bytes take, into memory of nobody."""
+        scratch = self._runtime.allocate(num_bytes)
         try:
             began_s = time.perf_counter()
             self._carry(CopyPlan((Run(0, 0, num_bytes),), (), ()), scratch)
-            tell(num_bytes / (time.perf_counter() - began_s))
-        except OwnerGone:
-            logger.info("pulls through the host are not measured: the pool's owner has ended")
+            return time.perf_counter() - began_s
         finally:
             self._runtime.free(scratch)
 

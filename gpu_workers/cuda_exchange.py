@@ -178,6 +178,7 @@ class CudaExchange:
 
     def finished(self) -> list[PullResult]:
         """Raises CudaError: the device has failed, and with it this process's use of it."""
+        self._porter.check()
         if not self._flights:
             # One who waits for work hears of its device only if it asks; and under MPS nobody gets
             # a new start there before all have heard.

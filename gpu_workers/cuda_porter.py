@@ -33,10 +33,17 @@ class Porter:
         self._runtime, self._pool, self._door = runtime, pool, door
         self._guests: dict[socket.socket, SharedSlots] = {}
         self._stream: int | None = None
+        self._failure: Exception | None = None
         self._watched = selectors.DefaultSelector()
         # A daemon: the end of the process does not wait for it.
         self._thread = threading.Thread(target=self._run, name=f"porter of {label}", daemon=True)
         self._thread.start()
+
+    def check(self) -> None:
+        """Raises what ended the serving, if something did: a worker that goes on without would
+        have every prompt computed again and again that is read this way."""
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
         """Part from all guests, in the middle of what they asked for if need be."""
@@ -51,8 +58,9 @@ class Porter:
     def _run(self) -> None:
         try:
             self._serve()
-        except CudaError as error:
+        except Exception as error:  # nobody waits for this thread: it is raised where we check
             logger.error("blocks cannot be read through the host any more: %s", error)
+            self._failure = error
         finally:
             self._part_from_all()
 

@@ -25,7 +25,7 @@ class DeviceWatch:
     def __init__(self, mark: Callable[[], Wait]) -> None:
         self._mark = mark
         self._marks: queue.SimpleQueue[Wait | None] = queue.SimpleQueue()
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
         self.waitable, self._teller = socket.socketpair()
         self.waitable.setblocking(False)
         threading.Thread(target=self._watch, name="device-watch", daemon=True).start()
@@ -38,7 +38,7 @@ class DeviceWatch:
         """How many marks it has passed since this was asked last; never waits.
 
         Raises:
-            RuntimeError: the device failed; whatever it says.
+            Exception: the device failed; whatever it says, torch's or our own.
         """
         try:
             told = self.waitable.recv(4096)
@@ -59,6 +59,6 @@ class DeviceWatch:
             while self._failure is None and (wait := self._marks.get()) is not None:
                 try:
                     wait()
-                except RuntimeError as error:
+                except Exception as error:  # raised where it is heard of: nobody waits for us
                     self._failure = error
                 self._teller.send(b".")

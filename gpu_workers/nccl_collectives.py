@@ -152,7 +152,13 @@ class NcclCollectives:
         groups, self._groups = self._groups, None
         # Both at once: to give one up may have to wait for calls of the other (pytorch#119797).
         with ThreadPoolExecutor(2) as threads:
-            list(threads.map(lambda group: group.abort(), groups or ()))
+            list(threads.map(self._give_up, groups or ()))
+
+    def _give_up(self, group: Any) -> None:
+        try:
+            group.abort()
+        except RuntimeError as error:  # why we leave, such as a failed device, is told by others
+            logger.warning("%s: a group was not given up: %s", self._who, str(error).split("\n")[0])
 
     @property
     def _stage(self) -> Any:

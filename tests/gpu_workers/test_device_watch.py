@@ -8,8 +8,10 @@ from contextlib import closing, contextmanager
 import pytest
 
 from gpu_workers.device_watch import DeviceWatch
+from ipc.cuda_runtime import CudaError
 
 PATIENCE_S = 20.0
+ILLEGAL = "an illegal memory access was encountered"
 
 
 class PlayedDevice:
@@ -17,7 +19,7 @@ class PlayedDevice:
 
     def __init__(self) -> None:
         self.gates: list[threading.Event] = []
-        self.fails = False
+        self.failure: Exception | None = None
 
     def mark(self) -> Callable[[], None]:
         gate = threading.Event()
@@ -25,8 +27,8 @@ class PlayedDevice:
 
         def wait() -> None:
             gate.wait(PATIENCE_S)
-            if self.fails:
-                raise RuntimeError("an illegal memory access was encountered")
+            if self.failure is not None:
+                raise self.failure
 
         return wait
 
@@ -65,13 +67,18 @@ def test_marks_are_told_in_order_each_once() -> None:
         assert watch.passed() == 0
 
 
-def test_a_device_that_fails_is_told_to_who_listens() -> None:
+@pytest.mark.parametrize(
+    "failure",
+    [RuntimeError(ILLEGAL), CudaError("cudaEventSynchronize", 700, "cudaErrorUnknown", ILLEGAL)],
+    ids=["torch's", "ours"],
+)
+def test_a_device_that_fails_is_told_to_who_listens(failure: Exception) -> None:
     with watched() as (device, watch):
-        device.fails = True
+        device.failure = failure
         watch.mark()
         device.gates[0].set()
         assert is_told(watch)
-        with pytest.raises(RuntimeError, match="illegal memory access"):
+        with pytest.raises(type(failure), match=ILLEGAL):
             watch.passed()
 
 

@@ -27,6 +27,8 @@ def layout(layers: Span, heads: Span, num_blocks: int = NUM_BLOCKS) -> RankLayou
 
 
 WHOLE = layout(Span(0, NUM_LAYERS), Span(0, NUM_HEADS))
+LARGE = RankLayout(Span(0, 4), Span(0, 4), 48, 64, 128, DType.BF16)
+"""Half a MiB a block: as much as six slots of the host's memory hold, of which there are four."""
 
 
 def ranks(tp: int, pp: int) -> list[RankLayout]:
@@ -116,6 +118,11 @@ class Process:
         while not (results := self.exchange.finished()):
             pass
         return results
+
+
+def far(rank: RankLayout = WHOLE) -> Process:
+    """On a GPU that reaches no other."""
+    return Process(rank, gpu=1)
 
 
 def filled(process: Process, whole: torch.Tensor) -> Process:

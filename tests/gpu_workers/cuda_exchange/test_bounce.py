@@ -8,16 +8,22 @@ import torch
 
 from gpu_workers.cuda_slots import NUM_SLOTS, SLOT_BYTES, create
 from ipc import kv_bounce
+from ipc.cuda_runtime import CudaError
 from ipc.kv_bounce import OwnerGone
-from ipc.kv_layout import RankLayout, Span
 from ipc.kv_shm import PoolUnavailable
-from ipc.vocabulary import DType, WorkerName
-from tests.gpu_workers.cuda_exchange.fake_function import NOT_SUPPORTED, PEER_UNSUPPORTED
+from ipc.vocabulary import WorkerName
+from tests.gpu_workers.cuda_exchange.fake_function import (
+    NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+    PEER_UNSUPPORTED,
+)
 from tests.gpu_workers.cuda_exchange.rigs import (
     EPOCH,
+    LARGE,
     WHOLE,
     Process,
     exporters,
+    far,
     filled,
     part,
     ranks,
@@ -25,13 +31,6 @@ from tests.gpu_workers.cuda_exchange.rigs import (
 )
 
 SHAPES = [(1, 1), (2, 1), (1, 2), (4, 2)]
-LARGE = RankLayout(Span(0, 4), Span(0, 4), 48, 64, 128, DType.BF16)
-"""Half a MiB a block: as much as six slots hold, of which there are four."""
-
-
-def far(rank: RankLayout = WHOLE) -> Process:
-    """On a GPU that reaches no other."""
-    return Process(rank, gpu=1)
 
 
 @pytest.mark.parametrize("source", SHAPES, ids=str)
@@ -218,6 +217,34 @@ def test_an_owner_whose_device_fails_is_as_good_as_dead_for_its_readers(
     (result,) = here.until_results()
     assert result.is_lost
     assert "blocks cannot be read through the host any more" in caplog.text
+
+
+def test_an_owner_that_can_serve_no_reader_any_more_ends_and_does_not_go_on_without() -> None:
+    """Else its prompts would be computed again and again, and never be read."""
+    here, (there,) = far(), exporters(1, 1)
+    here.meet([there])
+    here.pull((5,), (2,))
+    here.until_finished()
+    assert there.exchange.finished() == []
+    there.library.fails["cudaMemcpyAsync"] = NOT_SUPPORTED
+    here.pull((5,), (2,))
+    (result,) = here.until_results()
+    assert result.is_lost
+    with pytest.raises(CudaError, match="cudaMemcpyAsync: cudaErrorNotSupported"):
+        there.exchange.finished()
+
+
+def test_a_way_that_cannot_be_measured_says_why_and_is_taken(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    here, (there,) = far(), exporters(1, 1)
+    here.library.fails["cudaMalloc"] = OUT_OF_MEMORY
+    here.meet([there])
+    here.pull((5,), (2,))
+    assert here.until_finished() == [7]
+    assert torch.equal(here.exchange.pool[2], reference()[5])
+    assert "are not measured: cudaMalloc: cudaErrorMemoryAllocation" in caplog.text
 
 
 def test_what_is_no_door_is_no_pool_of_a_gpu() -> None:

@@ -6,24 +6,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ipc.kv_layout import RankLayout, Span
-from ipc.vocabulary import DType, WorkerName
+from ipc.vocabulary import WorkerName
 from tests.gpu_workers.cuda_exchange.other_process import OtherProcess, dies_reading, owner
 from tests.gpu_workers.cuda_exchange.rigs import (
     EPOCH,
+    LARGE,
     WHOLE,
     Process,
+    far,
     filled,
     reference,
 )
-
-LARGE = RankLayout(Span(0, 4), Span(0, 4), 48, 64, 128, DType.BF16)
-"""Half a MiB a block: as much as six slots hold, of which there are four."""
-
-
-def far(rank: RankLayout = WHOLE) -> Process:
-    """On a GPU that reaches no other."""
-    return Process(rank, gpu=1)
 
 
 @pytest.fixture

@@ -98,6 +98,27 @@ def test_what_holds_calls_of_a_group_is_closed_before_the_group(tmp_path: Path) 
     assert closed == [True, True]
 
 
+class Stuck:
+    """A group that cannot be given up; so is one of a device that failed."""
+
+    def abort(self) -> None:
+        raise RuntimeError("NCCL error: unhandled cuda error\nLast error: ...")
+
+
+def test_who_leaves_gives_up_all_groups_and_hides_no_reason_for_leaving(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def act(rank: NcclCollectives) -> None:
+        stage, chain = rank._joined()
+        rank._groups = Stuck(), chain
+        rank.close()
+        stage.abort()
+
+    with met(tmp_path, 2, 1) as run:
+        run(act)
+    assert caplog.text.count("a group was not given up: NCCL error: unhandled cuda error") == 2
+
+
 def test_only_ranks_that_the_host_does_not_help_are_on_the_device(tmp_path: Path) -> None:
     with met(tmp_path, 2, 1) as run:
         assert all(run(lambda rank: rank.on_device is rank))
