@@ -97,8 +97,10 @@ def _first_gpu(device: str, machine: Machine) -> int | None:
 def _pull_from(arguments: argparse.Namespace, subject: Subject, machine: Machine) -> int | None:
     """The first GPU of the other instance: beside ours where there are so many, as in a service
     with a GPU for each worker; else each worker's own."""
-    if subject.first_gpu is None or arguments.pull_from is not None:
-        return int(arguments.pull_from) if subject.first_gpu is not None else None
+    if subject.first_gpu is None:
+        return None
+    if arguments.pull_from is not None:
+        return int(arguments.pull_from)
     beside = subject.first_gpu + subject.parallelism.num_workers
     has_room = beside + subject.parallelism.num_workers <= machine.num_gpus
     return beside if has_room else subject.first_gpu

@@ -186,12 +186,12 @@ def twin_layout(layout: RankLayout, num_tokens: int) -> RankLayout:
 
 
 def check_gpus(subject: Subject, num_gpus: int) -> None:
-    """Raises ModelError: there are fewer than the instance has workers."""
-    if subject.first_gpu is None:
-        return
-    first, needed = subject.first_gpu, subject.parallelism.num_workers
-    if first + needed > num_gpus:
-        raise ModelError(
-            f"tp {subject.parallelism.tp}, pp {subject.parallelism.pp} take {needed} GPU(s) from "
-            f"cuda:{first} on, and CUDA sees {num_gpus} here"
-        )
+    """Raises ModelError: there are fewer than the instance, or the one that it pulls from, has
+    workers."""
+    needed = subject.parallelism.num_workers
+    for first in (subject.first_gpu, subject.pull_from):
+        if first is not None and first + needed > num_gpus:
+            raise ModelError(
+                f"tp {subject.parallelism.tp}, pp {subject.parallelism.pp} take {needed} GPU(s) "
+                f"from cuda:{first} on, and CUDA sees {num_gpus} here"
+            )

@@ -48,6 +48,7 @@ FAULTS = (
     ChannelClosed,
     CudaUnavailable,
     CudaError,
+    torch.AcceleratorError,
     torch.OutOfMemoryError,
 )
 """What may come between us and a table, and says in one sentence what it is."""

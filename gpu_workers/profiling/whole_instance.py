@@ -45,7 +45,7 @@ def instance(
     shard = ranks.shard_of(subject, LEADER)
     check_gpus(subject, machine.num_gpus)
     place = machine.place(subject, 0)
-    place.layout(subject, shard)
+    place.layout(subject, shard)  # what has no room is refused before anything is started
     with (
         tempfile.TemporaryDirectory(prefix="ds-") as directory,
         ranks.started(subject, directory, machine),

@@ -118,6 +118,7 @@ def test_a_share_of_the_gpus_memory_decides_about_the_pool_where_its_size_is_not
     ("arguments", "reason"),
     [
         (["--device", "cuda:7", "--tp", "2"], "take 2 GPU(s) from cuda:7 on, and CUDA sees 8 here"),
+        (["--device", "cuda", "--pull-from", "8"], "from cuda:8 on, and CUDA sees 8 here"),
         (["--device", "cuda", "--pp", "9"], "pp 9 is more than the"),
         (["--device", "cuda", "--kv-gib", "1e-9"], "hold no block"),
         (["--device", "cuda", "--kv-gib", "100"], "GiB are needed"),
