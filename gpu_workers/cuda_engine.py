@@ -1,7 +1,7 @@
 """A worker's engine on a GPU put together: device, memory, kernels, graphs, runner.
 
-The counterpart of what `engine` does on CPU, and called from there. Nothing here is imported by a
-worker that computes on CPU.
+The counterpart of what `engine` does on CPU, and called from there. A worker on CPU imports it too,
+which costs next to nothing: FlashInfer, which does cost, is imported when a GPU is opened.
 """
 
 import logging

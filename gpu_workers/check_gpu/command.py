@@ -30,7 +30,8 @@ Runs = Callable[[str, float], Outcome]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code: 0 when no stage failed, 1 when one did, 69 without the device."""
+    """Exit code: 0 when no stage failed, 1 when one did, 69 without the device, 73 when a report
+    cannot be written."""
     arguments = _parser().parse_args(argv)
     device = _device(arguments.device)
     if arguments.serve_stages:

@@ -57,6 +57,7 @@ class CudaBackend:
         gpu: Gpu,
         make_exchange: Callable[..., OwnExchange],
         exporter_command: Sequence[str],
+        *,
         modules: Modules = cuda_build.modules,
         devices: Sequence[str] = (),
         afresh: Callable[[Gpu], Gpu] = lambda gpu: gpu,

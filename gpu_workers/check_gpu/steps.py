@@ -84,22 +84,26 @@ def measure_steps(backend: Backend, note: Note, size: Size | None = None) -> str
         for batch in size.batches
     }
     note("decode_floor_ms", floors)
-    eager = StepBench(backend.eager(executor), _stopwatch(backend), _num_blocks(backend, executor))
-    served = StepBench(executor, _stopwatch(backend), _num_blocks(backend, executor))
+    eager, served = (
+        StepBench(engine, _stopwatch(backend), _num_blocks(backend, executor))
+        for engine in (backend.eager(executor), executor)
+    )
     decode: dict[int, float] = {}
     for name, run in _kinds(backend, eager, served):
         decode = {batch: _best(run, StepShape(batch=batch, context=CONTEXT)) for batch in floors}
         note(name, decode)
     for length in size.lengths:
-        ms = _best(eager.step_ms, StepShape(num_prompts=1, num_new=length))
         floor_ms = 1e3 * _operations(config, length) / operations_per_s
-        note(
-            f"prefill {length}",
-            {"tokens_per_s": 1e3 * length / ms, "ms": ms, "floor_ms": floor_ms},
-        )
+        note(f"prefill {length}", _prompt(eager, length, floor_ms))
     backend.release(executor.exchange)
     last = size.batches[-1]
     return f"decode of {last}: {decode[last]:.2f} ms, floor {floors[last]:.2f} ms"
+
+
+def _prompt(eager: StepBench, num_tokens: int, floor_ms: float) -> dict[str, float]:
+    """The figures of one prompt alone."""
+    ms = _best(eager.step_ms, StepShape(num_prompts=1, num_new=num_tokens))
+    return {"tokens_per_s": 1e3 * num_tokens / ms, "ms": ms, "floor_ms": floor_ms}
 
 
 def _kinds(

@@ -69,4 +69,4 @@ def played_gpu(
         )
 
     gpu = Gpu(device, flashinfer(device), StepLimits(256, 16))
-    return CudaBackend(gpu, make, EXPORTER, modules)
+    return CudaBackend(gpu, make, EXPORTER, modules=modules)
