@@ -18,6 +18,7 @@ from gpu_workers.check_gpu.outcome import Outcome, Report, Verdict
 from gpu_workers.check_gpu.report import told
 from gpu_workers.check_gpu.stage_process import Figure, Say, StageProcess
 from gpu_workers.check_gpu.stages import BY_NAME, STAGES, Stage
+from gpu_workers.worker_engine import NVIDIA_DRIVER
 from ipc.cuda_runtime import CudaUnavailable, load_runtime
 
 EXIT_NO_DEVICE = 69
@@ -29,11 +30,15 @@ Runs = Callable[[str, float], Outcome]
 """Runs the stage of that name within so many seconds, in a process of its own."""
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], driver: Path = NVIDIA_DRIVER) -> int:
     """Exit code: 0 when no stage failed, 1 when one did, 69 without the device, 73 when a report
-    cannot be written."""
+    cannot be written.
+
+    Args:
+        driver: is there if the driver of GPUs is.
+    """
     arguments = _parser().parse_args(argv)
-    device = _device(arguments.device)
+    device = _device(arguments.device, driver)
     if arguments.serve_stages:
         serve_stages(lambda: stages.backend_of(device))
         return 0
@@ -135,9 +140,10 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _device(asked: str | None) -> str:
+def _device(asked: str | None, driver: Path) -> str:
     if asked is None:
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
+        # A GPU that cannot be used is to be told of: a CPU in its place would pass.
+        return "cuda:0" if torch.cuda.is_available() or driver.exists() else "cpu"
     return "cuda:0" if asked == "cuda" else asked
 
 
@@ -150,7 +156,7 @@ def _refusal(device: str) -> str | None:
     if kind != "cuda" or not number.isdecimal():
         return f"--device is cpu or cuda:N, not {device!r}"
     if not torch.cuda.is_available():
-        return f"CUDA sees no GPU here, and {device} was asked for{_cause()}"
+        return f"CUDA sees no GPU here, and {device} is to be checked{_cause()}"
     if int(number) >= (count := torch.cuda.device_count()):
         return f"there is no GPU {number}: CUDA sees {count} here"
     return None

@@ -222,6 +222,16 @@ def test_without_the_gpu_that_was_asked_for_it_says_so(capsys: pytest.CaptureFix
     assert "CUDA sees no GPU here" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_cannot_be_used_is_not_replaced_by_the_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which would pass."""
+    (tmp_path / "nvidiactl").touch()
+    assert command.main([], driver=tmp_path / "nvidiactl") == command.EXIT_NO_DEVICE
+    assert "CUDA sees no GPU here, and cuda:0 is to be checked: " in capsys.readouterr().err
+
+
 def test_a_stage_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["--stages", "nonsense"])
