@@ -17,6 +17,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 START_S = 150.0
+TOLD_WITHIN_S = 20.0
 
 
 class Service:
@@ -47,6 +48,10 @@ class Service:
     def until_ready(self) -> None:
         assert self._ready.wait(START_S), self.log
         assert self.url, f"the service ended with {self.process.wait()}:\n{self.log}"
+
+    def until_told(self, text: str, times: int = 1) -> None:
+        """Wait for the log to hold a text: a line may come after what it tells of is seen."""
+        eventually(lambda: self.log.count(text) >= times, TOLD_WITHIN_S, f"{text!r}:\n{self.log}")
 
     def close(self) -> None:
         """The process has ended: give back what we hold of it."""

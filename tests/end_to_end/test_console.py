@@ -210,8 +210,7 @@ def test_the_placement_that_is_shown_can_be_checked_and_applied(
 def test_a_log_level_goes_back_by_itself(live: Live, shown: Shown) -> None:
     said = shown("log-level", "debug", "daemon.serve", "--for", "0.05")["said"]
     assert said == "the logger daemon.serve: debug, for 0.05 s"
-    back = "the log level of daemon.serve is the root's again"
-    eventually(lambda: back in live.service.log, 20, back)
+    live.service.until_told("the log level of daemon.serve is the root's again")
 
 
 def test_a_console_with_keys_comes_in_over_tcp_and_one_without_does_not(
@@ -273,7 +272,7 @@ def test_another_user_is_refused_even_where_the_socket_can_be_reached(live: Live
     finally:
         for path, mode in modes.items():
             path.chmod(mode)
-    assert f"admin console: refused user {NOBODY}" in live.service.log
+    live.service.until_told(f"admin console: refused user {NOBODY}")
 
 
 def test_a_shutdown_ends_what_is_under_way_and_the_daemon(live: Live, shown: Shown) -> None:

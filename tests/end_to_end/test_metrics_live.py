@@ -100,7 +100,7 @@ def total(samples: list[Sample], name: str, **labels: str) -> float:
 def loaded(tiny_llama: Path) -> Iterator[Loaded]:
     flags = ("--dtype", "float32", "--kv-cache-gib", "0.02", "--admin-port", "0")
     with serving(tiny_llama, *flags, "--ttft", "30s", "--tpot", "7s") as service:
-        eventually(lambda: "status page: http" in service.log, 20, "the status page is told")
+        service.until_told("status page: http")
         found = re.search(r"status page: (http://\S+)", service.log)
         assert found
         loaded = Loaded(service, found[1])

@@ -42,7 +42,7 @@ def texts(apart: Service) -> list[object]:
 
 def test_the_way_is_told_in_the_log_and_in_metrics_C14(apart: Service, texts: list[object]) -> None:
     assert all(texts)
-    assert "through the host's memory: GPU 2 has no peer access to GPU 0" in apart.log
+    apart.until_told("through the host's memory: GPU 2 has no peer access to GPU 0")
     metrics = httpx.get(f"{apart.url}/metrics").text
     assert 'distserve_kv_pull_path{instance="decode-0",path="host"} 1.0' in metrics
 

@@ -87,7 +87,7 @@ def test_no_prompt_and_no_key_stands_in_any_log_line_at_debug_D17(keyed: Keyed) 
         )
         text = "".join(c.choices[0].text for c in made) if stream else made.choices[0].text
     httpx.post(f"{keyed.service.url}/v1/{PROMPT}?q={keyed.key}", headers={"x": keyed.key})
-    eventually(lambda: keyed.service.log.count("wanted-line") >= 2, 10, "the requests are logged")
+    keyed.service.until_told("wanted-line", times=2)
     log = keyed.service.log
     assert "key=alice" in log
     assert "prefill" in log

@@ -107,6 +107,13 @@ class Lab:
         file = self.directory / "log" / unit
         return file.read_text(errors="replace") if file.exists() else ""
 
+    def until_told(self, unit: str, text: str, times: int = 1) -> None:
+        """Wait for the log to hold a text: a request's line comes after its answer."""
+        deadline_s = time.monotonic() + START_S
+        while self.log(unit).count(text) < times:
+            assert time.monotonic() < deadline_s, f"{text!r} is not told:\n{self.log(unit)}"
+            time.sleep(0.05)
+
     def processes(self) -> list[psutil.Process]:
         """All that systemd has started and that has not ended."""
         return psutil.Process(self._pid).children(recursive=True)

@@ -17,10 +17,10 @@ def test_a_service_starts_answers_reloads_and_stops_with_nothing_left_D17(
     configure(lab, "node", log_level="debug", port=8001)
     lab.systemctl("reload", UNIT)
     lab.until_is(UNIT, "SubState", "running")
-    assert "changed: log_level" in lab.log(UNIT)
-    assert "only a restart changes: port" in lab.log(UNIT)
+    lab.until_told(UNIT, "changed: log_level")
+    lab.until_told(UNIT, "only a restart changes: port")
     complete(lab, prompt="the tale of Xanthippe")
-    assert lab.log(UNIT).count("POST /v1/completions") == 2
+    lab.until_told(UNIT, "POST /v1/completions", times=2)
     assert "Xanthippe" not in lab.log(UNIT)  # at no level
     lab.systemctl("stop", UNIT)
     assert lab.show(UNIT, "Result") == "success"

@@ -63,7 +63,7 @@ def test_a_daemon_that_stands_still_is_aborted_with_a_traceback_and_restarted(la
         main_process(lab).send_signal(signal.SIGSTOP)
         lab.until_is(UNIT, "SubState", "auto-restart")
         assert lab.show(UNIT, "Result") == "watchdog"
-        assert "Fatal Python error: Aborted" in lab.log(UNIT)
+        lab.until_told(UNIT, "Fatal Python error: Aborted")
         assert_nothing_is_left(lab)
 
 
@@ -101,7 +101,7 @@ def test_a_configuration_that_cannot_work_is_not_tried_again(lab: Lab) -> None:
     assert lab.show(UNIT, "ActiveState") == "failed"
     assert lab.show(UNIT, "ExecMainStatus") == "78"
     assert lab.show(UNIT, "NRestarts") == "0"
-    assert "nobody prefills" in lab.log(UNIT)
+    lab.until_told(UNIT, "nobody prefills")
 
 
 def test_a_crash_loop_ends_C18(lab: Lab) -> None:
@@ -114,7 +114,7 @@ def test_a_crash_loop_ends_C18(lab: Lab) -> None:
         lab.until_is(UNIT, "ActiveState", "failed")
         assert lab.show(UNIT, "NRestarts") == "5"
         assert lab.show(UNIT, "ExecMainStatus") == "75"
-        assert "8000 is in use" in lab.log(UNIT)
+        lab.until_told(UNIT, "8000 is in use")
 
 
 def test_two_instances_of_the_template_live_side_by_side(lab: Lab) -> None:
@@ -136,6 +136,6 @@ def test_a_socket_unit_lets_connections_wait_for_the_service(lab: Lab) -> None:
         assert code in ("200", "503")  # accepted, though nobody ran when it came
         lab.until_is(UNIT, "ActiveState", "active")
         assert complete(lab)
-        assert "127.0.0.1:8000" in lab.log(UNIT)
+        lab.until_told(UNIT, "127.0.0.1:8000")
     finally:
         lab.systemctl("stop", "distserved.socket", UNIT)
