@@ -72,7 +72,7 @@ class TokenStream:
     """
 
     def __init__(self, num_choices: int) -> None:
-        self._unfinished = num_choices
+        self._unfinished = num_choices  # none, once there is an error
         self._pending: list[Delta] = []
         self._error: ServeError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -80,7 +80,7 @@ class TokenStream:
     @property
     def is_finished(self) -> bool:
         """Whether every choice has its last delta, or the stream has its error."""
-        return self._unfinished == 0 or self._error is not None
+        return self._unfinished == 0
 
     def put(self, delta: Delta) -> None:
         self._pending.append(delta)
@@ -93,6 +93,7 @@ class TokenStream:
         """End the stream by an error, after what is already in it. The first error counts."""
         if not self.is_finished:
             self._error = error
+            self._unfinished = 0
             if self._waiter is not None:
                 self._wake(self._waiter)
 
@@ -103,13 +104,20 @@ class TokenStream:
         """All deltas that have come since the last call; waits while there are none."""
         while not self._pending:
             if self._error is not None:
-                raise self._error
-            if self._unfinished == 0:
+                raise self._take_error()
+            if self.is_finished:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         deltas, self._pending = self._pending, []
         return deltas
+
+    def _take_error(self) -> ServeError:
+        """Told once. Kept here, it would hold the whole call in a circle: it knows the frames that
+        it has passed, and they know this stream."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
 
     def _wake(self, waiter: asyncio.Future[None]) -> None:
         """Once, however much comes before it runs."""

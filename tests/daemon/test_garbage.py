@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from daemon import garbage
+from daemon.client_call import ClientCall
 from daemon.errors import WorkerFailed
 from daemon.text import Tokenizer
 from ipc.vocabulary import FinishReason
@@ -58,3 +59,26 @@ async def test_a_request_that_has_ended_is_gone_at_once(tokenizer: Tokenizer, en
             house.controller.fail_all(WorkerFailed("The worker died."))
     del call
     assert request() is None
+
+
+@pytest.mark.usefixtures("by_hand")
+async def test_a_request_whose_client_was_told_of_its_failure_is_gone_at_once(
+    tokenizer: Tokenizer,
+) -> None:
+    """Its stream once kept the error, and the error the frames that led to the stream."""
+    house = MuteHouse(tokenizer)
+    with house.ask(10) as call:
+        request = weakref.ref(call.requests[0])
+        house.controller.fail_all(WorkerFailed("The worker died."))
+        assert await is_told_of_a_failure(call)
+    del call
+    assert request() is None
+
+
+async def is_told_of_a_failure(call: ClientCall) -> bool:
+    try:
+        async for _ in call:
+            pass
+    except WorkerFailed:
+        return True
+    return False
