@@ -17,7 +17,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 START_S = 150.0
-TOLD_WITHIN_S = 20.0
+TOLD_WITHIN_S = 60.0
 
 
 class Service:

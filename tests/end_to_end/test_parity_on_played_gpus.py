@@ -19,6 +19,7 @@ from tests.end_to_end.terse_model import terse_llama
 
 TOLERANCE = 0.1  # of log probabilities
 BACK_WITHIN_S = 120.0
+MOST_KILLS = 5
 HERE = Path(__file__).parent
 LIMITS = ("--block-size", "4", "--max-batch", "16", "--kv-cache-gib", "0.02")
 SMALL = ("--decode-kv-cache-gib", "0.00019")  # 48 blocks, and one for padding
@@ -59,15 +60,24 @@ def total(service: Service, name: str) -> float:
 
 def check_killed(service: Service, victim: str, expected: Answers) -> None:
     """While it has work under way; all answers come, and are the same."""
-    before = service.counts()[victim]["num_steps"]
-    retries, process = total(service, "distserve_retries_total"), service.workers()[victim]
+    retries = total(service, "distserve_retries_total")
+    for _ in range(MOST_KILLS):
+        kill_once(service, victim, expected)
+        if total(service, "distserve_retries_total") > retries:
+            return  # a machine that has no time for us may kill it when all is done
+    pytest.fail(f"{victim} was never killed at work")
+
+
+def kill_once(service: Service, victim: str, expected: Answers) -> None:
+    before, process = service.counts()[victim]["num_steps"], service.workers()[victim]
+    lives = service.log.count(f"{victim}/0.0 started, process")
     with all_at_once(service) as answers:
         eventually(
             lambda: service.counts()[victim]["num_steps"] > before + 20, 60, f"{victim} is at work"
         )
         process.kill()
         assert_same(answers(), expected, TOLERANCE)
-    assert total(service, "distserve_retries_total") > retries
+    service.until_told(f"{victim}/0.0 started, process", times=lives + 1)
     eventually(
         lambda: total(service, "distserve_instance_up") == len(service.counts()),
         BACK_WITHIN_S,

@@ -1,5 +1,6 @@
 """Every instance of a service is replaced in turn while clients stream: none of them notices."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -71,8 +72,10 @@ def listening_sockets(service: Service) -> set[str]:
     port = f"{int(service.url.rsplit(':', 1)[1]):04X}"
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     inodes = {f[9] for f in map(str.split, lines) if f[1].endswith(f":{port}") and f[3] == "0A"}
-    directory = f"/proc/{service.process.pid}/fd"
-    links = {os.readlink(f"{directory}/{fd}") for fd in os.listdir(directory)}
+    links = set()
+    for descriptor in Path(f"/proc/{service.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a connection that was just closed
+            links.add(os.readlink(descriptor))
     return {inode for inode in inodes if f"socket:[{inode}]" in links}
 
 
