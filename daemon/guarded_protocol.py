@@ -174,7 +174,19 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+
+        async def to_its_end(*asgi: Any) -> None:
+            await app(*asgi)
+            if not (cycle.response_complete or cycle.disconnected):
+                self._give_up(cycle)
+
+        super()._start_asgi_task(cycle, to_its_end)
+
+    def _give_up(self, cycle: RequestResponseCycle) -> None:
+        """The application ends no answer to a client that does not read. uvicorn would close then,
+        but wait for ever until what is on its way has been read."""
+        _tell_it_has_left(cycle)
+        self._close()
 
     # ---- refusing ---------------------------------------------------------------------------
 

@@ -63,7 +63,9 @@ class Client:
     async def begin(self, headers: Headers) -> None:
         """Start a successful response; from here on an error cannot change its status."""
         self.has_begun = True
+        self._blocked_since_s = self._loop.time()  # the answer before may not have been read yet
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._blocked_since_s = None
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
         """Hand out a part of the body; waits while the client reads too slowly."""

@@ -174,3 +174,23 @@ async def test_an_answer_that_nobody_reads_is_not_kept_for_ever(
         await wire.send(post(COMPLETIONS, BODY, header))
         await book.has_released.wait()
     assert book.num_open == 0
+
+
+@pytest.mark.parametrize("is_behind", [False, True], ids=["its own", "the one before"])
+async def test_a_client_that_does_not_read_an_answer_to_its_end_loses_its_connection(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, is_behind: bool
+) -> None:
+    """It once kept its place as long as it liked, and a request sent ahead waited behind it."""
+    service = Service(tokenizer, reply=REPLY, limits=Limits(stall_s=0.2))
+    service.book = book = WatchedBook(10, 10)
+    service.guards = Guards(flush_s=0.2)
+    long, ends = [Delta(0, "x" * 10_000_000, (1,))], [END] if is_behind else []
+    service.submitter.script = lambda _: [long, long, long, *ends]
+    async with service.running(), wire_to(service.port) as wire:
+        wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await wire.send(post(COMPLETIONS, BODY if is_behind else STREAM))
+        await wire.send(post(COMPLETIONS, STREAM))
+        await book.has_released.wait()
+    assert book.num_open == 0
+    assert len(service.submitter.generations) == 1 + is_behind
+    assert not caplog.messages
