@@ -20,6 +20,7 @@ from tests.end_to_end.service import Service, eventually, serving, starting
 
 FLAGS = ("--dtype", "float32", "--kv-cache-gib", "0.02")
 STREAM = {"prompt": "a", "max_tokens": 400, "stream": True, "ignore_eos": True}
+PATH = "/v1/completions"
 
 
 def stream_lines(service: Service, first: threading.Event, body: dict[str, object]) -> list[str]:
@@ -129,14 +130,14 @@ def test_a_worker_s_death_is_unseen_by_the_clients_it_was_working_for_B1(
         worker = service.workers()[victim]
         # Not at the first tokens, which are the prefill's; and in one thread, so that the kill is
         # not late.
-        with httpx.stream("POST", f"{service.url}/v1/completions", json=body) as response:
+        with service.client() as client, client.stream("POST", PATH, json=body) as response:
             stream = response.iter_lines()
             lines = [line for line in itertools.islice(stream, 100) if line]
             worker.send_signal(signal.SIGKILL)
             lines += [line for line in stream if line]
         assert tokens_by_choice(lines) == undisturbed
         eventually(
-            lambda: httpx.get(f"{service.url}/health").status_code == 200, 20, "healthy again"
+            lambda: httpx.get(f"{service.url}/health").status_code == 200, 60, "healthy again"
         )
         assert service.workers()[victim].pid != worker.pid
         assert service.complete("hello")["choices"]
@@ -200,7 +201,7 @@ def test_two_hundred_requests_with_random_aborts_leave_everything_as_it_was_A14_
     service.complete("warm up")
     daemon = psutil.Process(service.process.pid)
     processes = [daemon, *daemon.children()]
-    eventually(lambda: service.is_all_free, 5, "all blocks free")
+    eventually(lambda: service.is_all_free, 20, "all blocks free")
     before = {process.pid: open_files(process) for process in processes}
     sockets = set(os.listdir(service.run_dir))
     segments = shared_memory()
@@ -242,9 +243,9 @@ def one_of_many(service: Service, i: int) -> None:
 
 def test_a_client_that_leaves_frees_both_sides_at_once_F14(tiny_service: Service) -> None:
     service = tiny_service
-    eventually(lambda: service.is_all_free, 5, "all blocks free")
+    eventually(lambda: service.is_all_free, 20, "all blocks free")
     body = STREAM | {"max_tokens": 450}
-    with httpx.stream("POST", f"{service.url}/v1/completions", json=body) as response:
+    with service.client() as client, client.stream("POST", PATH, json=body) as response:
         next(response.iter_lines())
     eventually(lambda: service.is_all_free, 1, "blocks free after the client left")
     whole = body | {"stream": False, "n": 8}

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import httpx
-
 from tests.end_to_end.service import Service, serving
 
 
@@ -17,7 +15,7 @@ def test_prompts_of_all_lengths_leave_a_worker_no_larger(tiny_llama: Path) -> No
     """A matrix product is prepared once per shape; the library's cache of these was unbounded in
     practice and took a megabyte for each length of a prompt."""
     flags = ("--dtype", "float32", "--kv-cache-gib", "0.02")
-    with serving(tiny_llama, *flags) as service, httpx.Client(base_url=service.url) as client:
+    with serving(tiny_llama, *flags) as service, service.client() as client:
         grown = []
         for lengths in (range(1, 161, 2), range(161, 281, 2)):
             before = anonymous_mib(service, "prefill-0")

@@ -20,7 +20,7 @@ def test_each_of_many_answers_is_its_solo_answer_and_nothing_is_kept_A7_B10(
         assert len(service.ranks()) == 6
         assert one_by_one(service, asked) == solo
         assert at_once(service, asked) == solo
-        eventually(lambda: service.is_all_free, 5, "all blocks free")
+        eventually(lambda: service.is_all_free, 20, "all blocks free")
         counts = service.counts()
         num_pulled = 2 * sum(ask.max_tokens > 1 for ask in asked)
         assert counts["decode-0"]["num_pulls"] == num_pulled

@@ -48,7 +48,7 @@ def test_answers_one_after_the_other_are_those_of_one_engine_alone(
 ) -> None:
     answers = [token_ids(parallel_service, request) for request in requests[:30]]
     assert answers == solo_answers[:30]
-    eventually(lambda: parallel_service.is_all_free, 5, "all blocks free")
+    eventually(lambda: parallel_service.is_all_free, 20, "all blocks free")
 
 
 def test_answers_at_the_same_time_are_those_of_one_engine_alone_B10_B11(
@@ -57,13 +57,13 @@ def test_answers_at_the_same_time_are_those_of_one_engine_alone_B10_B11(
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:
         answers = list(pool.map(lambda request: token_ids(parallel_service, request), requests))
     assert answers == solo_answers
-    eventually(lambda: parallel_service.is_all_free, 5, "all blocks free")
+    eventually(lambda: parallel_service.is_all_free, 20, "all blocks free")
 
 
 def test_an_idle_instance_uses_no_time(parallel_service: Service) -> None:
     """Followers wait, they do not look."""
     processes = list(parallel_service.ranks().values())
-    eventually(lambda: parallel_service.is_all_free, 5, "all blocks free")
+    eventually(lambda: parallel_service.is_all_free, 20, "all blocks free")
     before = sum(map(cpu_s, processes))
     time.sleep(1.0)
     assert sum(map(cpu_s, processes)) - before < 0.1
@@ -87,12 +87,12 @@ def test_a_rank_that_is_killed_under_load_takes_its_instance_along_and_nothing_e
         assert response.status_code == 200, response.text  # also of who came while it was down
         assert response.json()["choices"][0]["token_ids"] == expected
     unit = {name for name in before if name.startswith(f"{instance}/")}
-    eventually(lambda: restarted(service, before) == unit, 20, "started again as a unit")
+    eventually(lambda: restarted(service, before) == unit, 60, "started again as a unit")
     assert not any(before[name].is_running() for name in unit)
-    eventually(lambda: httpx.get(f"{service.url}/health").status_code == 200, 40, "ready again")
+    eventually(lambda: httpx.get(f"{service.url}/health").status_code == 200, 60, "ready again")
     assert restarted(service, before) == unit
     assert token_ids(service, requests[5]) == solo_answers[5]
-    eventually(lambda: service.is_all_free, 5, "all blocks free")
+    eventually(lambda: service.is_all_free, 20, "all blocks free")
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def stream(service: Service, first: threading.Event) -> list[str]:
 def test_shapes_change_no_answer_B11(tiny_service: Service, parallel_service: Service) -> None:
     assert len(parallel_service.ranks()) == 4
     assert texts(parallel_service) == texts(tiny_service)
-    eventually(lambda: parallel_service.is_all_free, 5, "all blocks free")
+    eventually(lambda: parallel_service.is_all_free, 20, "all blocks free")
 
 
 @pytest.mark.slow
@@ -53,15 +53,15 @@ def test_killing_any_rank_restarts_its_instance_and_costs_no_answer(
     assert '"finish_reason":"length"' in lines[-2]
     assert lines[-1] == "data: [DONE]"
     service.until_told(f"decode-0 ended: {victim} killed by SIGKILL")
-    eventually(lambda: not any(before[f"decode-0/{s}.0"].is_running() for s in (0, 1)), 5, "dead")
-    eventually(lambda: httpx.get(f"{service.url}/health").status_code == 200, 40, "ready again")
+    eventually(lambda: not any(before[f"decode-0/{s}.0"].is_running() for s in (0, 1)), 20, "dead")
+    eventually(lambda: httpx.get(f"{service.url}/health").status_code == 200, 60, "ready again")
     after = service.ranks()
     assert {name for name in after if after[name].pid != before[name].pid} == {
         "decode-0/0.0",
         "decode-0/1.0",
     }
     assert service.complete("hello")["choices"] == alone
-    eventually(lambda: service.is_all_free, 5, "all blocks free")
+    eventually(lambda: service.is_all_free, 20, "all blocks free")
 
 
 def test_a_placement_file_is_served_and_leaves_nothing(

@@ -108,7 +108,7 @@ def test_the_work_is_split_for_real_A19_A20_B14(service: Service, client: openai
         model="smollm2", prompt=list(PROMPTS[:6]), max_tokens=4, temperature=0
     )
     client.completions.create(model="smollm2", prompt=PROMPTS[0], max_tokens=1)
-    eventually(lambda: service.is_all_free, 5, "all blocks free")
+    eventually(lambda: service.is_all_free, 20, "all blocks free")
     after = service.counts()
 
     def gained(role: str, count: str) -> float:
