@@ -248,7 +248,7 @@ def read_body(raw: bytes, kind: type[BodyType], unknown: UnknownFields | None = 
         raise _explain(str(error)) from error
     body.check()
     if unknown is not None and isinstance(content, dict):
-        unknown.came(unheard_of(content, kind.__struct_fields__, kind.elsewhere))
+        unknown.came(unheard_of(content, body, kind.elsewhere))
     return body
 
 

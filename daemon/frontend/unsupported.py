@@ -4,8 +4,10 @@ A client that asks for tools, a grammar or an image must not get an answer witho
 that nobody here has heard of are ignored.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
+
+import msgspec
 
 from daemon.errors import UnsupportedParameter
 
@@ -44,6 +46,8 @@ _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 _UNSUPPORTED_IN_MESSAGES = ("tool_calls", "function_call", "audio")
+_OF_ANSWERS = ("refusal", "annotations")  # which come back as messages, with nothing in them
+_IN_MESSAGES = frozenset(f"messages.{name}" for name in (*_UNSUPPORTED_IN_MESSAGES, *_OF_ANSWERS))
 _NO_TEXT = ("image_url", "input_audio", "file")
 
 
@@ -66,10 +70,27 @@ def refuse_unsupported(
 
 
 def unheard_of(
-    content: Mapping[str, Any], known: Collection[str], elsewhere: Collection[str]
+    content: Mapping[str, Any], body: msgspec.Struct, elsewhere: Collection[str]
 ) -> list[str]:
-    """The fields that are neither known to this endpoint or the other, nor to this module."""
-    return [name for name in content.keys() - {*known, *elsewhere} if name not in _NEUTRAL_VALUES]
+    """The fields, by their paths, that are neither read as a part of the body, nor known to the
+    other endpoint or to this module."""
+    heard_of = (elsewhere, _NEUTRAL_VALUES, _IN_MESSAGES)
+    unread = dict.fromkeys(_unread(content, body))  # of many messages each name once
+    return [name for name in unread if not any(name in names for names in heard_of)]
+
+
+def _unread(content: Any, value: object, path: str = "") -> Iterator[str]:
+    """What the content has and the value that was made of it has not; with objects in lists."""
+    if isinstance(value, msgspec.Struct):
+        known = value.__struct_fields__
+        for name, inner in content.items():
+            if name not in known:
+                yield f"{path}{name}"
+            elif isinstance(inner, (dict, list)):
+                yield from _unread(inner, getattr(value, name), f"{path}{name}.")
+    elif isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
+        for inner, item in zip(content, value, strict=True):
+            yield from _unread(inner, item, path)
 
 
 def _unneutral(content: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...]]) -> list[str]:
