@@ -223,26 +223,16 @@ class SkipJoin(FirstComeFirstServed[T]):
 
     def leave(self, ticket: Ticket[T]) -> None:
         super().leave(ticket)
-        self._num_past += ticket.prompt.num_tokens
+        self._pass_by(ticket.prompt.num_tokens)
 
     def next_step(self, *, free_blocks: int, free_places: int) -> list[Turn[T]]:
-        self._promote()
         turns = self._choose(self._max_tokens, free_blocks, free_places, splits=False)
         return self._take(turns)
-
-    def next_chunks(self, *, budget: int, free_blocks: int, free_places: int) -> list[Turn[T]]:
-        self._promote()
-        return super().next_chunks(budget=budget, free_blocks=free_blocks, free_places=free_places)
-
-    def advance(self, ticket: Ticket[T], num_new: int) -> None:
-        self._promote()
-        super().advance(ticket, num_new)
 
     def before(self, num_tokens: int) -> list[int]:
         """Those of its level and below, and whoever is promoted before its last chunk; and, as the
         step under way may be one of a longer prompt's, a chunk of such a prompt, or all of it where
         a chunk less makes it as short."""
-        self._promote()
         level = self._level(num_tokens)
         num_first = bisect.bisect_left(self._queue, (level + 1, 0), key=self._rank)
         left = {ticket: ticket.prompt.num_tokens for ticket in self._queue[:num_first]}
@@ -271,10 +261,13 @@ class SkipJoin(FirstComeFirstServed[T]):
         return (level, ticket.arrival)
 
     def _take(self, turns: Sequence[Turn[T]]) -> list[Turn[T]]:
-        self._num_past += sum(turn.num_new for turn in turns)
-        return super()._take(turns)
+        super()._take(turns)
+        self._pass_by(sum(turn.num_new for turn in turns))
+        return list(turns)
 
-    def _promote(self) -> None:
+    def _pass_by(self, num_tokens: int) -> None:
+        """That many have gone before those who wait; who has let enough of them by is promoted."""
+        self._num_past += num_tokens
         while self._due and self._due[0][0] <= self._num_past:
             ticket = self._due.popleft()[1]
             if not ticket.is_queued:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ipc.prefill_policy import FirstComeFirstServed, SkipJoin, Ticket, Turn, WaitingPrompt
@@ -51,6 +51,10 @@ class Pair:
 
     def step(self) -> list[tuple[int, int]]:
         return self.collect(self.launch())
+
+    def runs_with(self, free_blocks: int) -> bool:
+        """Whether the leader can launch a step then."""
+        return bool(self.leader.next_step(free_blocks=free_blocks, free_places=1000))
 
     def computed_before_the_end_of(self, name: int, under_way: list[Turn[int]]) -> int:
         """Tokens of others, until its last chunk has its turn."""
@@ -107,6 +111,26 @@ def test_of_several_that_come_together_the_last_one_is_foretold(
         pair.join(size)
     ends = [who for turns in iter(pair.step, []) for who, _ in turns]
     assert ends[-1] == last
+
+
+@pytest.mark.parametrize("make", IMPATIENT)
+@given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=12), num_steps=st.integers(0, 12))
+@example(sizes=[300, *[L_M] * 20], num_steps=SHORT_PATIENCE)
+def test_the_blocks_without_which_a_leader_cannot_go_on_are_known(
+    make: Callable[[], Queue], sizes: list[int], num_steps: int
+) -> None:
+    """Also of one that was promoted by the last step: it was once passed over here until the next
+    one, so that a leader which waited for its blocks was taken for wedged."""
+    pair = Pair(make)
+    for size in sizes:
+        pair.join(size)
+    for _ in range(num_steps):
+        pair.step()
+    if not len(pair.leader):
+        return
+    num_blocks = pair.mirror.blocks_to_go_on
+    assert num_blocks == 0 or not pair.runs_with(num_blocks - 1)
+    assert pair.runs_with(num_blocks)
 
 
 @pytest.mark.parametrize("make", MAKERS)
