@@ -60,6 +60,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._book = book
         self._timer: asyncio.TimerHandle | None = None
         self._is_deaf = False  # nothing that still comes is read
+        self._unsaid: ServeError | None = None  # why, to be said after the answers that are due
         self._running: RequestResponseCycle | None = None  # is being answered
         self._arriving: RequestResponseCycle | None = None  # its body is on its way
         self._num_fed = 0  # bytes of the message on its way ...
@@ -167,6 +168,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._close()
             return
         is_idle = self._running is answered
+        if is_idle and self._unsaid is not None:
+            self.transport.write(_rendered(self._unsaid))
         if answered is self._arriving or (is_idle and self._is_deaf):
             self._linger()
         elif is_idle:
@@ -191,7 +194,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- refusing ---------------------------------------------------------------------------
 
     def _refuse(self, error: ServeError) -> None:
-        """Read nothing more, say why if nothing else is being said, and close."""
+        """Read nothing more, say why after all that is due has been answered, and close."""
         self._is_deaf = True
         self._disarm()
         self._guards.on_refused(error)
@@ -199,7 +202,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if broken is not None and broken is not self._running:
             self.pipeline.popleft()
         if self._is_answering and broken is not self._running:
-            return  # closed when all that is due has been answered
+            self._unsaid = error
+            return
         if broken is None or not broken.response_started:
             self.transport.write(_rendered(error))
         _tell_it_has_left(broken)

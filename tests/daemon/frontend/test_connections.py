@@ -83,7 +83,9 @@ async def test_requests_sent_ahead_are_answered_in_their_order(service: Service)
         assert answers[3] == {"status": "alive"}
 
 
-async def test_what_follows_a_request_cannot_spoil_its_answer(service: Service) -> None:
+async def test_what_follows_a_request_cannot_spoil_its_answer_and_is_told_after_it(
+    service: Service,
+) -> None:
     """An error in the middle of a stream would be read as a part of it."""
     go_on = asyncio.Event()
     service.submitter.script = lambda _: [[Delta(0, "a", (1,))], go_on, END]
@@ -94,6 +96,7 @@ async def test_what_follows_a_request_cannot_spoil_its_answer(service: Service) 
         answer = await wire.answer()
         assert answer.status == 200
         assert answer.body.endswith(b"data: [DONE]\n\n")
+        assert (await wire.answer()).status == 400
         assert await wire.rest() == b""
 
 
@@ -120,8 +123,10 @@ async def test_what_is_sent_too_far_ahead_is_not_read_and_what_was_due_is_answer
                 statuses.append((await wire.answer()).status)
             except (EOFError, asyncio.IncompleteReadError):
                 break
-        assert set(statuses) == {200}
-        assert len(statuses) <= 1 + MAX_AHEAD
+        *due, last = statuses
+        assert set(due) == {200}
+        assert len(due) <= 1 + MAX_AHEAD
+        assert last == 400  # why the connection ends
         await sending
     assert len(service.submitter.generations) == 1
 

@@ -100,13 +100,21 @@ def test_no_bytes_make_the_server_fail_or_hang_E25(
 
 
 @pytest.mark.parametrize(
-    "request_bytes", [REQUEST, IN_CHUNKS[:400] + b"0\r\n\r\n", HEALTH + REQUEST]
+    ("request_bytes", "answers"),
+    [
+        (REQUEST, [200, 200]),
+        (IN_CHUNKS, [200, 200]),
+        (HEALTH + REQUEST, [200, 200, 200]),
+        (REQUEST + b"0\r\n\r\n", [200, 400]),
+        (HEALTH + REQUEST + b"0\r\n\r\n", [200, 200, 400]),
+    ],
 )
-def test_a_request_may_be_cut_anywhere_E25(raw: RawService, request_bytes: bytes) -> None:
-    whole = statuses(raw.answers([request_bytes, LAST]))
-    for at in range(1, len(request_bytes)):
+def test_a_request_may_be_cut_anywhere_and_what_is_none_is_told_after_it_E25(
+    raw: RawService, request_bytes: bytes, answers: list[int]
+) -> None:
+    for at in range(len(request_bytes)):
         cut = raw.answers([request_bytes[:at], request_bytes[at:] + LAST])
-        assert statuses(cut) == whole, request_bytes[:at]
+        assert statuses(cut) == answers, request_bytes[:at]
 
 
 def test_a_request_may_come_byte_by_byte_E25(raw: RawService) -> None:
