@@ -78,7 +78,7 @@ class Announcer:
             self._link.send(life.leader, life.epoch, command)
 
         policy: FirstComeFirstServed[int] = prefill_queue(self._configs.limits_of(spec))
-        return Instance(spec.name, life.epoch, spec.role, layout, send, spec=spec, policy=policy)
+        return Instance(spec, life.epoch, layout, send, policy)
 
     def _tell(self, life: Incarnation, name: WorkerName, command: Command) -> None:
         try:

@@ -102,6 +102,6 @@ class Door:
             self._saw(instance, event, num_tokens)
 
     def _saw(self, instance: Instance, event: Prefilled | Chunked, num_tokens: int) -> None:
-        self._book.steps_of(instance.name).saw(
+        self._book.steps_of(instance.name, instance.spec.parallelism).saw(
             num_tokens, event.started_s, event.ended_s, has_more=len(instance.queued) > 0
         )

@@ -7,7 +7,7 @@ from daemon.prompt_queue import PromptQueue
 from ipc.kv_layout import RankLayout
 from ipc.messages import Command, Stats
 from ipc.prefill_policy import FirstComeFirstServed
-from ipc.vocabulary import InstanceSpec, Parallelism, Role
+from ipc.vocabulary import InstanceSpec
 
 
 class Instance:
@@ -16,30 +16,26 @@ class Instance:
     Args:
         layout: of its leader; blocks are the same on all ranks.
         send: to its leader; raises PeerGone.
-        spec: where its stages are; None: one worker, on the same node as everybody.
         policy: a queue such as its leader's; None: first come, first served.
     """
 
     def __init__(
         self,
-        name: str,
+        spec: InstanceSpec,
         epoch: int,
-        role: Role,
         layout: RankLayout,
         send: Callable[[Command], None],
-        *,
-        spec: InstanceSpec | None = None,
         policy: FirstComeFirstServed[int] | None = None,
     ) -> None:
-        self.name = name
+        self.spec = spec
+        self.name = spec.name
+        self.role = spec.role
         self.epoch = epoch
-        self.role = role
         self.layout = layout
         self.send = send
-        self.spec = spec or InstanceSpec(name, role, Parallelism(), ())
         if policy is None:  # an empty one is false
             policy = FirstComeFirstServed(max_tokens=1)
-        self.queued = PromptQueue(policy, layout.block_size, keeps=role.decodes)
+        self.queued = PromptQueue(policy, layout.block_size, keeps=spec.role.decodes)
         self.sequences: dict[int, int] = {}  # blocks in decode, by sequence id
         self.is_draining = False
         self.stats = Stats()

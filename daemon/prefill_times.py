@@ -37,18 +37,19 @@ class PrefillBook:
     def __init__(self, table: ProfileTable | None = None) -> None:
         self._table = None if table is None else TableTimes(table)
         self._shape = None if table is None else Parallelism(table.tp, table.pp)
-        self._steps: dict[str, StepTimes] = {}
+        self._steps: dict[tuple[str, Parallelism], StepTimes] = {}
 
     def of(self, instance: str, shape: Parallelism) -> PrefillTimes | None:
         """None while nothing is known of such prefills."""
         if self._table is not None and shape == self._shape:
             return self._table
-        steps = self._steps.get(instance)
+        steps = self._steps.get((instance, shape))
         return steps if steps is not None and steps.is_known else None
 
-    def steps_of(self, instance: str) -> "StepTimes":
-        """Where an instance's steps are entered; it keeps its shape when it is restarted."""
-        return self._steps.setdefault(instance, StepTimes())
+    def steps_of(self, instance: str, shape: Parallelism) -> "StepTimes":
+        """Where an instance's steps are entered. It keeps them when it is restarted; under another
+        placement, an instance of its name may have another shape."""
+        return self._steps.setdefault((instance, shape), StepTimes())
 
 
 class StepTimes:

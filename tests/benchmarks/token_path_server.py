@@ -29,7 +29,7 @@ from daemon.metrics import Metrics
 from daemon.text import Tokenizer
 from ipc.messages import Event, Exit, Ready
 from ipc.sockets import DaemonSocket
-from ipc.vocabulary import Role, WorkerName
+from ipc.vocabulary import InstanceSpec, Parallelism, Role, WorkerName
 from tests.benchmarks.costless_worker import EPOCH, LAYOUT
 
 MAX_CONTEXT = 1 << 16
@@ -55,8 +55,9 @@ class Starts:
     def on_event(self, worker: WorkerName, epoch: int, event: Event) -> None:
         if not isinstance(event, Ready):
             return
+        spec = InstanceSpec(worker.instance, Role.MIXED, Parallelism(), ())
         send = partial(self._link.send, worker, epoch)
-        self._controller.instance_up(Instance(worker.instance, epoch, Role.MIXED, LAYOUT, send))
+        self._controller.instance_up(Instance(spec, epoch, LAYOUT, send))
         if len(list(self._controller.instances)) == self._num_workers:
             garbage.settle()
             sys.stdout.write(self._url + "\n")

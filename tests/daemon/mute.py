@@ -28,6 +28,7 @@ from ipc.messages import (
 )
 from ipc.prefill_policy import BatchLimits, FirstComeFirstServed, prefill_queue
 from ipc.vocabulary import DType, FinishReason, KVHandle, PrefillPolicy, Role, SamplingParams
+from tests.daemon.metric_samples import spec_of
 
 LAYOUT = RankLayout(Span(0, 1), Span(0, 1), 10_000, 4, 1, DType.FP32)
 EPOCH = 1
@@ -71,7 +72,7 @@ class MuteHouse:
             self.has_sent.set()
 
         policy: FirstComeFirstServed[int] = prefill_queue(self._limits)
-        self.controller.instance_up(Instance(name, EPOCH, role, LAYOUT, send, policy=policy))
+        self.controller.instance_up(Instance(spec_of(name, role), EPOCH, LAYOUT, send, policy))
 
     def down(self, name: str) -> None:
         self.controller.instance_down(name, EPOCH, "killed by SIGKILL")

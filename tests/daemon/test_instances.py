@@ -6,6 +6,7 @@ from daemon.admission import Capacity
 from daemon.instances import Instance, InstanceTable
 from ipc.kv_layout import RankLayout, Span
 from ipc.vocabulary import DType, InstanceSpec, Parallelism, Role, Segment
+from tests.daemon.metric_samples import spec_of
 
 
 def layout(num_blocks: int) -> RankLayout:
@@ -16,7 +17,7 @@ def instance(name: str, role: Role, *nodes: str, num_blocks: int = 100) -> Insta
     """One stage on each of the nodes."""
     stages = tuple(Segment(node, (0,)) for node in nodes or ("n0",))
     spec = InstanceSpec(name, role, Parallelism(1, len(stages)), stages)
-    return Instance(name, 1, role, layout(num_blocks), lambda _: None, spec=spec)
+    return Instance(spec, 1, layout(num_blocks), lambda _: None)
 
 
 def table(*instances: Instance) -> InstanceTable:
@@ -36,7 +37,7 @@ def test_a_prompt_goes_on_only_to_where_its_blocks_can_be_pulled() -> None:
 def test_instances_whose_place_nobody_told_reach_each_other() -> None:
     """It once was a division by their zero stages."""
     source, reader = (
-        Instance(name, 1, role, layout(10), lambda _: None)
+        Instance(spec_of(name, role), 1, layout(10), lambda _: None)
         for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE))
     )
     assert table(source, reader).can_serve

@@ -20,7 +20,7 @@ TARGETS = Targets(ttft_s=0.3, tpot_s=0.03)
 
 
 def instance(name: str, role: Role, pp: int = 1) -> Instance:
-    return Instance(name, 1, role, LAYOUT, lambda _: None, spec=spec_of(name, role, pp=pp))
+    return Instance(spec_of(name, role, pp=pp), 1, LAYOUT, lambda _: None)
 
 
 def answered(ttft_s: float, num_output: int, gap_s: float) -> Request:

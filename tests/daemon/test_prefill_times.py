@@ -39,11 +39,12 @@ def test_nothing_is_known_before_some_steps_have_run() -> None:
     assert book.of("p0", one) is None
     for step in range(MIN_STEPS):
         assert book.of("p0", one) is None
-        book.steps_of("p0").saw(100, float(step), step + 1.0, has_more=True)
+        book.steps_of("p0", one).saw(100, float(step), step + 1.0, has_more=True)
     times = book.of("p0", one)
     assert times is not None
     assert times.queued_s([200]) == times.alone_s(200) == pytest.approx(2.0)
     assert book.of("p1", one) is None
+    assert book.of("p0", Parallelism(2, 1)) is None, "under another placement"
 
 
 def test_prompts_that_shared_a_step_shared_its_time() -> None:

@@ -12,6 +12,7 @@ from daemon.node import Node
 from daemon.readiness import NodeReadiness
 from daemon.text import Tokenizer
 from ipc.vocabulary import Role
+from tests.daemon.metric_samples import spec_of
 from tests.daemon.mute import LAYOUT, MuteHouse
 from tests.daemon.small_tokenizers import byte_level_directory, load
 
@@ -60,7 +61,7 @@ def test_a_node_is_not_ready_when_nobody_of_a_phase_gets_on_D2(
 
 
 def test_one_that_gets_on_is_enough_for_its_phase(house: MuteHouse) -> None:
-    house.controller.instance_up(Instance("d1", 2, Role.DECODE, LAYOUT, lambda _: None))
+    house.controller.instance_up(Instance(spec_of("d1", Role.DECODE), 2, LAYOUT, lambda _: None))
     assert readiness(house, StillBeat(d0=9.0)).standstill is None
 
 

@@ -24,6 +24,7 @@ from daemon.text import Tokenizer
 from ipc.messages import Command, PeerDown
 from ipc.sockets import PeerGone
 from ipc.vocabulary import Role, SamplingParams
+from tests.daemon.metric_samples import spec_of
 from tests.end_to_end.wire import Wire
 from tests.gpu_workers.rig import Rig
 from tests.gpu_workers.scripted_engine import scripted_token
@@ -136,7 +137,7 @@ class Town:
             house.rig.connect(other.rig)
         self.houses[name] = house
         self.controller.instance_up(
-            Instance(name, self._epochs, role, house.rig.layout, house.post)
+            Instance(spec_of(name, role), self._epochs, house.rig.layout, house.post)
         )
         return house
 
