@@ -1,12 +1,13 @@
 """The line that people are given to try the service with."""
 
+import json
 import shlex
 
 from daemon.welcome import welcome
 
 
-def words(*, has_keys: bool) -> list[str]:
-    _, line = welcome("tiny", "http://127.0.0.1:8000", has_keys=has_keys)
+def words(*, has_keys: bool, model_id: str = "tiny") -> list[str]:
+    _, line = welcome(model_id, "http://127.0.0.1:8000", has_keys=has_keys)
     return shlex.split(line)
 
 
@@ -20,3 +21,8 @@ def test_the_line_asks_this_service_for_its_model() -> None:
     line = words(has_keys=False)
     assert line[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions"]
     assert '"model": "tiny"' in line[-1]
+
+
+def test_a_model_may_be_called_what_a_shell_or_a_text_ends_at() -> None:
+    name = 'it\'s "tiny"'
+    assert json.loads(words(has_keys=False, model_id=name)[-1])["model"] == name
