@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ipc.prefill_policy import BatchLimits
-from ipc.profile_table import SATURATION
-from ipc.vocabulary import Parallelism, PrefillPolicy, Role
+from ipc.profile_table import SATURATION, ProfileTable
+from ipc.vocabulary import DeviceKind, Parallelism, PrefillPolicy, Role
 from planner.errors import ProfileError
 from planner.latency.choose import Knowledge, device_of, latency_model
 from planner.latency.interface import Chunk, LatencyModel
 from planner.latency.measured import MeasuredLatency
+from planner.latency.pull import WithPull
+from planner.latency.scaled import ScaledLatency
 from planner.memory import MemoryRules, kv_capacity
 from planner.model_catalog import model_shape
 from planner.simulator.service import InstanceModel, MixedRules, Overheads, Service, Speculation
@@ -95,7 +97,23 @@ def instance_model(
         limits=batch_limits(group, settings, tokens),
         chunk_tokens=group.chunk_tokens,
         rules=group.rules,
+        plans_ahead=plans_ahead(group, latency),
     )
+
+
+def plans_ahead(group: Group, latency: LatencyModel) -> bool:
+    """Whether its leader has two steps under way, as on GPUs where no stage needs to be told what
+    was drawn. Other engines' coefficients, and rooflines, are of one step after the other."""
+    table = measured_table(latency)
+    is_ours = table is not None and table.device_kind is DeviceKind.CUDA
+    return is_ours and latency.num_stages == 1 and not group.rules.are_vllms
+
+
+def measured_table(latency: LatencyModel) -> ProfileTable | None:
+    """What `distserve profile` measured, whatever has been put on top of it since."""
+    while isinstance(latency, ScaledLatency | WithPull):
+        latency = latency.model
+    return latency.table if isinstance(latency, MeasuredLatency) else None
 
 
 def batch_limits(group: Group, settings: Settings, prefill_tokens: int) -> BatchLimits:
@@ -119,8 +137,8 @@ def kv_blocks(known: Knowledge, parallelism: Parallelism, settings: Settings) ->
 def saturation_tokens(latency: LatencyModel) -> int:
     """L_m: the shortest prompt whose prefill reaches `SATURATION` of the best throughput of any
     single prompt (paper section 3.1); measured where a table knows it."""
-    if isinstance(latency, MeasuredLatency):
-        return latency.table.saturation_tokens
+    if (table := measured_table(latency)) is not None:
+        return table.saturation_tokens
     speeds = [length / latency.prefill([Chunk(length)]).seconds for length in LENGTHS]
     enough = SATURATION * max(speeds)
     return next(n for n, speed in zip(LENGTHS, speeds, strict=True) if speed >= enough)

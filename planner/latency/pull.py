@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ipc.vocabulary import Parallelism
 from planner.devices import DeviceSheet
+from planner.latency.interface import Estimate, LatencyModel, Source
 from planner.memory import block_bytes
 from planner.model_shape import ModelShape
 
@@ -32,3 +33,19 @@ def pull_over(
     if across_nodes:
         return Pull(per_token, device.inter_bytes_per_s, device.inter_handshake_s)
     return Pull(per_token, device.intra_bytes_per_s, device.intra_handshake_s)
+
+
+class WithPull:
+    """A latency model whose pulls go over another link than it knows."""
+
+    def __init__(self, model: LatencyModel, pull: Pull) -> None:
+        self.model = model
+        self.num_stages, self.num_devices = model.num_stages, model.num_devices
+        self.slowest = model.slowest
+        self.source = model.source
+        self._pull = pull
+        # Bound once: the simulator asks these for every step.
+        self.prefill, self.decode, self.mixed = model.prefill, model.decode, model.mixed
+
+    def transfer(self, num_tokens: int) -> Estimate:
+        return Estimate(self._pull.seconds(num_tokens), Source.ROOFLINE)

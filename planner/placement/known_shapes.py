@@ -12,12 +12,11 @@ from planner.deployment import Group, instance_model
 from planner.errors import ProfileError
 from planner.latency.choose import Knowledge
 from planner.latency.interface import LatencyModel
-from planner.latency.pull import pull_over
+from planner.latency.pull import WithPull, pull_over
 from planner.model_catalog import model_shape
 from planner.placement.candidates import crosses_nodes
 from planner.placement.choices import Candidate, Problem
 from planner.placement.options import Options
-from planner.simulate.latencies import WithPull
 from planner.simulator.service import InstanceModel, Service
 
 

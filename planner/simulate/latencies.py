@@ -7,27 +7,12 @@ from ipc.vocabulary import Parallelism
 from planner.errors import ProfileError
 from planner.latency.choose import Knowledge, device_of, latency_model
 from planner.latency.interface import Chunk, Estimate, LatencyModel, Source, StepLine
-from planner.latency.pull import Pull, pull_over
+from planner.latency.pull import WithPull, pull_over
 from planner.latency.roofline import RooflineLatency
 from planner.latency.speculative import Speculative
 from planner.model_catalog import model_shape
 from planner.model_shape import ModelShape
 from planner.simulate.options import Deployment, Drafting
-
-
-class WithPull:
-    """A latency model whose pulls go over another link than it knows."""
-
-    def __init__(self, model: LatencyModel, pull: Pull) -> None:
-        self.num_stages, self.num_devices = model.num_stages, model.num_devices
-        self.slowest = model.slowest
-        self.source = model.source
-        self._pull = pull
-        # Bound once: the simulator asks these for every step.
-        self.prefill, self.decode, self.mixed = model.prefill, model.decode, model.mixed
-
-    def transfer(self, num_tokens: int) -> Estimate:
-        return Estimate(self._pull.seconds(num_tokens), Source.ROOFLINE)
 
 
 class FreeDraft:

@@ -55,6 +55,7 @@ class DecodePool:
         self._paces = [decode_pace(model.latency, n) for n in range(self.num_lanes + 1)]
         self._is_even = set(self._paces) == {1.0}
         self.max_skip = UNBOUNDED
+        self.plans_ahead = model.plans_ahead
         self.link = Link()
         self.used_blocks = 0  # as the daemon mirrors them: at hand-over, until the end
         self.num_admitted = 0

@@ -36,6 +36,8 @@ class Lane:
         self._phases = [0] * pool.block_size
         self._first_s = self._more_s = self._stall_s = 0.0
         self.pace = 1.0  # of the present run: how much longer its steps take than alone
+        self._began_s = 0.0  # the last step that ended
+        self._seen_s = 0.0  # who came later is not in the step that begins now
         self._turn = 0  # of the wake-up that counts; earlier ones were overtaken
 
     @property
@@ -102,9 +104,11 @@ class Lane:
         """The agenda's call: the planned run is over, or an idle lane's pull is."""
         if turn != self._turn:
             return
+        self._began_s = self._last_began_s()
         self._settle(now_s)
         self.leave(now_s)
-        while self.incoming and self.incoming[0][0] <= now_s:
+        self._seen_s = self._planned_s(now_s) if self.pool.plans_ahead else now_s
+        while self.incoming and self.incoming[0][0] <= self._seen_s:
             self.join(heapq.heappop(self.incoming)[1], now_s)
         self.pool.at_boundary(self, now_s)
         self.plan(now_s)
@@ -140,6 +144,19 @@ class Lane:
         num_drawn = passage.remaining - (passage.leave_step - self._step)
         self._forget(passage, num_drawn)
         self.pool.preempted(passage, num_drawn, now_s)
+
+    def _last_began_s(self) -> float:
+        """When the last step of the run that ends now began."""
+        return self.boundary(max(0, self.num_steps - 1))
+
+    def _planned_s(self, now_s: float) -> float:
+        """When the step that begins now was planned: as the last one began, if there was more to
+        do then."""
+        return self._began_s if self._has_members_by(self._began_s) else now_s
+
+    def _has_members_by(self, when_s: float) -> bool:
+        """Now that those who are done have left: whether others were here already."""
+        return bool(self.members or (self.incoming and self.incoming[0][0] <= when_s))
 
     def _run(self, num_steps: int) -> None:
         """Take `num_steps` from here, fewer where the line ends or somebody comes in."""

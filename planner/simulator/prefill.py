@@ -11,9 +11,9 @@ from planner.simulator.service import InstanceModel, Service
 
 
 class PrefillEngine:
-    """The leaders' own queue says who is next. A step enters when the first stage is free; blocks
-    stay taken from a prompt's first chunk until it is pulled: prefill memory is the buffer between
-    the phases."""
+    """The leaders' own queue says who is next. A step enters when the first stage is free, or waits
+    for it behind one other step where leaders plan ahead; blocks stay taken from a prompt's first
+    chunk until it is pulled: prefill memory is the buffer between the phases."""
 
     def __init__(
         self,
@@ -28,6 +28,8 @@ class PrefillEngine:
         self.num_sequences = 0  # decoded here: none
         self._latency = model.latency
         self._limits = model.limits
+        self._plans_ahead = model.plans_ahead
+        self._num_under_way = 0
         self._step_s = service.overheads.prefill_step_s
         self._agenda = agenda
         self._record = record
@@ -48,18 +50,23 @@ class PrefillEngine:
         """Its blocks are free from then on: pulled, or ended by the first token."""
         heapq.heappush(self._releases, (when_s, passage.blocks))
         if self._queue:
-            self._agenda.add(max(when_s, self._stage_free_s[0]), self._wake, None)
+            earliest_s = when_s if self._plans_ahead else max(when_s, self._stage_free_s[0])
+            self._agenda.add(earliest_s, self._wake, None)
+
+    def _may_start(self, now_s: float) -> bool:
+        is_second = self._plans_ahead and self._num_under_way == 1
+        return is_second or self._stage_free_s[0] <= now_s
 
     def _wake(self, now_s: float, _: None) -> None:
-        if self._queue and self._stage_free_s[0] <= now_s:
+        if self._queue and self._may_start(now_s):
             self._start(now_s)
 
     def _go_on(self, now_s: float) -> None:
-        """Somebody waits: start now if the first stage is free, else when it will be."""
-        if self._stage_free_s[0] <= now_s:
+        """Somebody waits: start now if that may be, else when the first stage is free."""
+        if self._may_start(now_s):
             self._start(now_s)
         else:
-            self._follow()
+            self._follow(now_s)
 
     def _start(self, now_s: float) -> None:
         """Run the next step, if anything fits."""
@@ -75,6 +82,7 @@ class PrefillEngine:
     def _launch(self, turns: list[Turn[Passage]], now_s: float) -> None:
         chunks = [chunk_of(turn) for turn in turns]
         stage_s = self._latency.prefill(chunks).seconds
+        begin_s = max(now_s, self._stage_free_s[0])
         starts_s = self._record.prefill_start_s
         for (ticket, _), chunk in zip(turns, chunks, strict=True):
             passage = ticket.subject
@@ -82,15 +90,18 @@ class PrefillEngine:
                 continue
             self._free -= passage.blocks
             if passage.is_first:
-                starts_s[passage.index] = now_s
+                starts_s[passage.index] = begin_s
+        self._num_under_way += 1
         self._agenda.add(self._through_stages(now_s, stage_s), self._done, turns)
         if self._queue:
-            self._follow()
+            self._follow(now_s)
 
-    def _follow(self) -> None:
+    def _follow(self, now_s: float) -> None:
         """The next batch enters behind the running one; with one stage its end says when."""
         free_s = self._stage_free_s[0]
-        if len(self._stage_free_s) > 1 and self._following_s < free_s:
+        if self._plans_ahead and self._num_under_way == 1:
+            self._agenda.add(now_s, self._wake, None)
+        elif len(self._stage_free_s) > 1 and self._following_s < free_s:
             self._following_s = free_s
             self._agenda.add(free_s, self._wake, None)
 
@@ -104,6 +115,7 @@ class PrefillEngine:
         return clock_s
 
     def _done(self, now_s: float, turns: list[Turn[Passage]]) -> None:
+        self._num_under_way -= 1
         for ticket, _ in turns:
             if ticket.prompt.num_tokens:
                 self._queue.rejoin(ticket)

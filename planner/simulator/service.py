@@ -33,7 +33,8 @@ class InstanceModel:
     `chunk_tokens` belongs to mixed instances alone: the token budget of a step that computes
     prompts in chunks beside its decodes; without it, waiting prompts run whole and first. Under
     vLLM's rules it is `max_num_batched_tokens`; and `kv_blocks` are those that requests can have,
-    one less than its `num_gpu_blocks`.
+    one less than its `num_gpu_blocks`. `plans_ahead`: while a step runs the leader has launched
+    the next one already, as ours do on GPUs, so that who comes meanwhile misses that one.
     """
 
     role: Role
@@ -42,8 +43,10 @@ class InstanceModel:
     limits: BatchLimits
     chunk_tokens: int | None = None
     rules: MixedRules = MixedRules.OURS
+    plans_ahead: bool = False
 
     def __post_init__(self) -> None:
+        assert not (self.plans_ahead and self.latency.num_stages > 1), "a stage waits for plans"
         if self.rules.are_vllms and (self.role is not Role.MIXED or self.chunk_tokens is None):
             raise PlannerError(
                 "vLLM's rules are for mixed instances with a token budget: its engine prefills in "

@@ -63,8 +63,16 @@ def instance(
     kv_blocks: int = 10_000,
     limits: BatchLimits = LIMITS,
     chunk_tokens: int | None = None,
+    plans_ahead: bool = False,
 ) -> InstanceModel:
-    return InstanceModel(role, latency or LineModel(), kv_blocks, limits, chunk_tokens)
+    return InstanceModel(
+        role,
+        latency or LineModel(),
+        kv_blocks,
+        limits,
+        chunk_tokens,
+        plans_ahead=plans_ahead,
+    )
 
 
 def chat(count: int, rate: float, seed: int = 0) -> Requests:

@@ -9,7 +9,7 @@ from ipc.prefill_policy import BatchLimits
 from ipc.vocabulary import Role
 from planner.errors import PlannerError, WorkloadError
 from planner.latency.interface import Chunk, Slowest
-from planner.simulator.mixed import chunk_sizes
+from planner.simulator.chunks import chunk_sizes
 from planner.simulator.run import simulate
 from planner.simulator.service import Overheads, Service, Speculation
 from planner.simulator.timeline import Timeline
@@ -58,6 +58,15 @@ SERVICES = {
     "chunked": Service((instance(Role.MIXED, kv_blocks=400, chunk_tokens=256),)),
     "mixed in two stages": Service((instance(Role.MIXED, PIPELINE, kv_blocks=400),)),
     "mixed in two that differ": Service((instance(Role.MIXED, UNEVEN, kv_blocks=400),)),
+    "planned ahead": Service(
+        (instance(Role.PREFILL, plans_ahead=True), instance(Role.DECODE, plans_ahead=True))
+    ),
+    "prefill first, planned ahead": Service(
+        (instance(Role.MIXED, kv_blocks=400, plans_ahead=True),)
+    ),
+    "chunked, planned ahead": Service(
+        (instance(Role.MIXED, kv_blocks=400, chunk_tokens=256, plans_ahead=True),)
+    ),
     "all together": Service(
         (instance(Role.PREFILL), TIGHT, instance(Role.MIXED, kv_blocks=400, chunk_tokens=256))
     ),
