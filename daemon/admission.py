@@ -17,6 +17,8 @@ UNKNOWN_WAIT_S = 1.0
 """What a refused client is told to wait while nothing has been measured."""
 LONGEST_WAIT_S = 120.0
 """What is ever told: clients that should wait longer do not come again."""
+MOST_OVERTAKING = 0.95
+"""Of an instance's time: more of it is a burst and no load that goes on."""
 
 
 class Capacity:
@@ -80,6 +82,11 @@ class Queue(Protocol):
         """The same, of those that go before a prompt that comes now."""
         ...
 
+    def overtaking(self, num_tokens: int, now_s: float) -> list[tuple[float, int]]:
+        """What goes before such a prompt though it comes later: how many a second, and how many
+        tokens one has."""
+        ...
+
     def last_of(self, prompts: list[int]) -> int:
         """Which of several that come now is finished last, by its index."""
         ...
@@ -115,6 +122,17 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         others = list(prompts)
         last = others.pop(self.queue.last_of(others))
         return self.times.queued_s(others) + self.times.alone_s(last)
+
+    def overtaken_s(self, prompts: Sequence[int], until_s: float, now_s: float) -> float:
+        """By how much later the first token of the last of them comes than in `until_s`, for the
+        sake of those that will overtake it: work that is interrupted by other work takes longer by
+        one over the share of the time that is left to it (the delay cycle of priority queues;
+        Kleinrock, Queueing Systems II, chapter 3)."""
+        assert self.times is not None
+        assert self.queue is not None
+        overtaking = self.queue.overtaking(max(prompts), now_s)
+        load = min(sum(rate * self.times.queued_s([n]) for rate, n in overtaking), MOST_OVERTAKING)
+        return until_s * load / (1 - load)
 
     @property
     def pace_s(self) -> float | None:
@@ -190,6 +208,7 @@ class Admission:
         if not (wait_s := line.wait_s(prompts)):
             return
         own_s = line.own_s(prompts)
+        wait_s += line.overtaken_s(prompts, wait_s + own_s, now_s)
         late_s = wait_s + own_s - ttft_s
         if late_s > 0:
             raise SloMissed(

@@ -5,6 +5,7 @@ be told: by its order, not by all that waits. The leader says when prompts begin
 them are done; what is on its way between the two is counted as still to be computed.
 """
 
+from daemon.recent_prompts import RecentPrompts
 from ipc.kv_layout import fork_blocks
 from ipc.prefill_policy import FirstComeFirstServed, Ticket, WaitingPrompt
 
@@ -24,18 +25,22 @@ class PromptQueue:
         self._block_size = block_size
         self._keeps = keeps
         self._tickets: dict[int, Ticket[int]] = {}
+        self._recent = RecentPrompts()
         self.num_tokens = 0  # that are still to be computed
 
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def add(self, request_id: int, arrival: int, num_tokens: int, num_choices: int = 1) -> None:
+    def add(
+        self, request_id: int, arrival: int, num_tokens: int, *, now_s: float, num_choices: int = 1
+    ) -> None:
         """It is sent there."""
         num_places = num_choices if self._keeps else 1
         num_blocks = fork_blocks(num_tokens, num_places, self._block_size)
         ticket = Ticket(request_id, arrival, WaitingPrompt(num_tokens, num_blocks, num_places))
         self._tickets[request_id] = ticket
         self._policy.join(ticket)
+        self._recent.came(self._policy.level(num_tokens), num_tokens, now_s)
         self.num_tokens += num_tokens
 
     def advance(self, request_id: int, num_tokens: int) -> None:
@@ -67,6 +72,11 @@ class PromptQueue:
     def before(self, num_tokens: int) -> list[int]:
         """The same, of those that go before a prompt that comes now."""
         return self._policy.before(num_tokens)
+
+    def overtaking(self, num_tokens: int, now_s: float) -> list[tuple[float, int]]:
+        """What goes before such a prompt though it comes later, if others go on coming as they did
+        of late: how many a second, and how many tokens one has."""
+        return self._recent.below(self._policy.level(num_tokens), now_s)
 
     def last_of(self, prompts: list[int]) -> int:
         """Which of several that come now is finished last, by its index."""

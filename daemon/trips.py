@@ -216,7 +216,11 @@ class Trips:
             prompt_logprobs=None if trip.output else spec.prompt_logprobs,
         )
         instance.queued.add(
-            trip.request_id, request.arrival, trip.num_tokens, num_choices=len(trip.choices)
+            trip.request_id,
+            request.arrival,
+            trip.num_tokens,
+            now_s=self._clock(),
+            num_choices=len(trip.choices),
         )
         trip.instance = trip.times.prefill_instance = instance.name
         trip.enter(Phase.PREFILL)

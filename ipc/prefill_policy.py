@@ -126,6 +126,10 @@ class FirstComeFirstServed(Generic[T]):
         is promoted meanwhile."""
         return len(prompts) - 1
 
+    def level(self, num_tokens: int) -> int:
+        """Those of a lower one go before such a prompt, also if they come later than it."""
+        return 0
+
     @property
     def blocks_to_go_on(self) -> int:
         """Free blocks without which no step can run: none where something has begun, or waits."""
@@ -233,12 +237,12 @@ class SkipJoin(FirstComeFirstServed[T]):
         """Those of its level and below, and whoever is promoted before its last chunk; and, as the
         step under way may be one of a longer prompt's, a chunk of such a prompt, or all of it where
         a chunk less makes it as short."""
-        level = self._level(num_tokens)
+        level = self.level(num_tokens)
         num_first = bisect.bisect_left(self._queue, (level + 1, 0), key=self._rank)
         left = {ticket: ticket.prompt.num_tokens for ticket in self._queue[:num_first]}
         if (begun := next((t for t in self._queue[num_first:] if t.has_begun), None)) is not None:
             rest = begun.prompt.num_tokens - self._max_tokens
-            is_near = rest <= 0 or self._level(rest) <= level
+            is_near = rest <= 0 or self.level(rest) <= level
             left[begun] = begun.prompt.num_tokens if is_near else self._max_tokens
         num_own = (num_tokens - 1) // self._max_tokens * self._max_tokens  # before its last chunk
         num_past = self._num_past + sum(left.values()) + num_own
@@ -251,13 +255,13 @@ class SkipJoin(FirstComeFirstServed[T]):
         return list(left.values())
 
     def last_of(self, prompts: Sequence[int]) -> int:
-        return max(range(len(prompts)), key=lambda i: (self._level(prompts[i]), i))
+        return max(range(len(prompts)), key=lambda i: (self.level(prompts[i]), i))
 
-    def _level(self, num_tokens: int) -> int:
+    def level(self, num_tokens: int) -> int:
         return ((num_tokens - 1) // self._max_tokens).bit_length()
 
     def _rank(self, ticket: Ticket[T]) -> tuple[int, int]:
-        level = 0 if ticket.is_promoted else self._level(ticket.prompt.num_tokens)
+        level = 0 if ticket.is_promoted else self.level(ticket.prompt.num_tokens)
         return (level, ticket.arrival)
 
     def _take(self, turns: Sequence[Turn[T]]) -> list[Turn[T]]:

@@ -33,7 +33,7 @@ def line(
     in_order = FirstComeFirstServed[int](100)
     queue = PromptQueue(in_order if policy is None else policy, block_size=16)
     for number, num_tokens in enumerate(ahead):
-        queue.add(number, number, num_tokens)
+        queue.add(number, number, num_tokens, now_s=-1e9)
     return Line(
         num_waiting=len(ahead) if num_waiting is None else num_waiting,
         queue=queue,

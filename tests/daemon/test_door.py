@@ -120,8 +120,27 @@ def test_the_tokens_of_a_long_prompt_are_charged_to_the_steps_that_computed_them
         if number % 3 == 0:
             served(house, 1)
     house.prefilled(long, 0.0, house.now_s + 1.0)
-    house.ask(300)
-    assert refusal(house, 300).retry_after_s == pytest.approx(3.0)
+    for _ in range(3):
+        house.ask(100)
+    assert refusal(house, 100).retry_after_s == pytest.approx(1.0)
+
+
+def test_a_long_prompt_is_taken_if_those_that_will_overtake_it_leave_it_time(
+    tokenizer: Tokenizer,
+) -> None:
+    """Chats that come every 2 s take half of the time, so 8 s of work take nearly 16. Such a
+    prompt was once taken for 12 s, and then overtaken until it was too late."""
+
+    def with_chats(ttft_s: float) -> MuteHouse:
+        house = MuteHouse(tokenizer, target=Target(ttft_s=ttft_s), policy=SKIP_JOIN)
+        for _ in range(100):
+            served(house, 1)
+            house.now_s += 1.0
+        house.ask(400)
+        return house
+
+    assert "after 15.2 s" in refusal(with_chats(12.0), 400).message
+    with_chats(16.0).ask(400)
 
 
 def test_prompts_that_are_nearly_done_count_by_what_is_left(tokenizer: Tokenizer) -> None:

@@ -169,7 +169,7 @@ async def test_a_leader_that_answers_and_leaves_a_prompt_that_fits_is_replaced(
         instance = stage.controller.instances.get("mixed-0")
         assert instance is not None
         instance.stats = Stats(num_waiting=1, blocks_total=8, blocks_free=7, blocks_held=1)
-        instance.queued.add(1, arrival=1, num_tokens=16)  # blocks of 4 tokens
+        instance.queued.add(1, arrival=1, num_tokens=16, now_s=0.0)  # blocks of 4 tokens
         pulse.beats(10, answering=[process])
         assert (await stage.ready()) is not process
         assert stage.ward.last_exit == "wedged: it has work and took no step for 8 s"
@@ -184,6 +184,6 @@ async def test_a_leader_whose_next_prompt_waits_for_readers_is_let_be(
         instance = stage.controller.instances.get("mixed-0")
         assert instance is not None
         instance.stats = Stats(num_waiting=1, blocks_total=8, blocks_free=3, blocks_held=5)
-        instance.queued.add(1, arrival=1, num_tokens=16)
+        instance.queued.add(1, arrival=1, num_tokens=16, now_s=0.0)
         pulse.beats(30, answering=[process])
         assert not stage.supervisor.watched_lives()[0].is_ending

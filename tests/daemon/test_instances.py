@@ -57,7 +57,7 @@ def test_every_pair_of_stages_with_the_same_layers_must_share_a_node() -> None:
 def test_who_has_nobody_to_hand_to_prefills_only_when_nobody_else_does() -> None:
     stranded, served = instance("p0", Role.PREFILL, "n0"), instance("p1", Role.PREFILL, "n1")
     decode = instance("d1", Role.DECODE, "n1")
-    served.queued.add(1, arrival=1, num_tokens=1000)
+    served.queued.add(1, arrival=1, num_tokens=1000, now_s=0.0)
     up = table(stranded, served, decode)
     assert up.best_prefill(10) is served
     up.remove("d1", 1)
@@ -124,7 +124,7 @@ def test_a_slow_prefill_instance_gets_less() -> None:
             chosen = up.best_prefill(100)
             assert chosen is not None
             num_given[chosen.name] += 1
-            chosen.queued.add(step, arrival=step, num_tokens=100)
+            chosen.queued.add(step, arrival=step, num_tokens=100, now_s=0.0)
             waiting[chosen.name].append((step, 100))
         for one in (fast, slow):
             if queue := waiting[one.name]:

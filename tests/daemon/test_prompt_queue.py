@@ -13,8 +13,8 @@ def queue(policy: FirstComeFirstServed[int] | None = None, *, keeps: bool = Fals
 
 def test_what_is_left_of_each_prompt_is_counted() -> None:
     prompts = queue()
-    prompts.add(1, arrival=1, num_tokens=100)
-    prompts.add(2, arrival=2, num_tokens=50)
+    prompts.add(1, arrival=1, num_tokens=100, now_s=0.0)
+    prompts.add(2, arrival=2, num_tokens=50, now_s=0.0)
     prompts.advance(1, 0)
     prompts.advance(1, 60)
     assert (len(prompts), prompts.num_tokens, prompts.left()) == (2, 90, [40, 50])
@@ -27,7 +27,7 @@ def test_what_is_left_of_each_prompt_is_counted() -> None:
 
 def test_news_of_a_prompt_that_has_come_back_change_nothing() -> None:
     prompts = queue()
-    prompts.add(1, arrival=1, num_tokens=100)
+    prompts.add(1, arrival=1, num_tokens=100, now_s=0.0)
     prompts.drop(1)
     prompts.advance(1, 0)
     prompts.advance(1, 30)
@@ -37,14 +37,14 @@ def test_news_of_a_prompt_that_has_come_back_change_nothing() -> None:
 def test_the_blocks_of_choices_that_decode_there_are_needed_from_the_beginning() -> None:
     for keeps, num_blocks in ((False, 2), (True, 4)):
         prompts = queue(keeps=keeps)
-        prompts.add(1, arrival=1, num_tokens=17, num_choices=3)
+        prompts.add(1, arrival=1, num_tokens=17, num_choices=3, now_s=0.0)
         assert prompts.blocks_to_go_on == num_blocks
 
 
 def test_an_older_request_that_is_prefilled_again_has_its_old_place() -> None:
     prompts = queue()
-    prompts.add(7, arrival=5, num_tokens=160)
-    prompts.add(8, arrival=2, num_tokens=16)
+    prompts.add(7, arrival=5, num_tokens=160, now_s=0.0)
+    prompts.add(8, arrival=2, num_tokens=16, now_s=0.0)
     assert prompts.blocks_to_go_on == 1
 
 
@@ -54,7 +54,7 @@ def test_a_queue_that_nobody_asks_remembers_nothing_of_those_that_are_gone(
 ) -> None:
     prompts = queue(policy)
     for number in range(3000):
-        prompts.add(number, arrival=number, num_tokens=45)
+        prompts.add(number, arrival=number, num_tokens=45, now_s=0.0)
         prompts.advance(number, 0)
         prompts.advance(number, 30)
         if number % 3:
