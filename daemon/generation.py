@@ -72,15 +72,16 @@ class TokenStream:
     """
 
     def __init__(self, num_choices: int) -> None:
-        self._unfinished = num_choices  # none, once there is an error
+        self._unfinished = num_choices
         self._pending: list[Delta] = []
-        self._error: ServeError | None = None
+        self._has_failed = False
+        self._error: ServeError | None = None  # that nobody has been told of
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def is_finished(self) -> bool:
         """Whether every choice has its last delta, or the stream has its error."""
-        return self._unfinished == 0
+        return self._unfinished == 0 or self._has_failed
 
     def put(self, delta: Delta) -> None:
         self._pending.append(delta)
@@ -92,8 +93,7 @@ class TokenStream:
     def fail(self, error: ServeError) -> None:
         """End the stream by an error, after what is already in it. The first error counts."""
         if not self.is_finished:
-            self._error = error
-            self._unfinished = 0
+            self._has_failed, self._error = True, error
             if self._waiter is not None:
                 self._wake(self._waiter)
 
