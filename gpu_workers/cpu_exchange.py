@@ -117,6 +117,12 @@ class CpuExchange:
         results, self._finished = self._finished, []
         return results
 
+    def close(self) -> None:
+        """The memory goes with the last view of it."""
+        self._peers.clear()
+        self._pieces.clear()
+        os.close(self.descriptor)
+
     def _verify(self, source: torch.Tensor, piece: Piece, pull: Pull) -> int:
         """Parts of blocks that differ from their source, which is still held."""
         found = pull_check.num_different(block_parts(source, self._pool, piece, pull))

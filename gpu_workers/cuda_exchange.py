@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import msgspec
@@ -24,12 +25,12 @@ from gpu_workers.cpu_exchange import TORCH_DTYPES, Incarnation, block_parts
 from gpu_workers.cuda_copies import plan_copies
 from gpu_workers.cuda_pairing import Pairing
 from gpu_workers.cuda_porter import Porter
-from gpu_workers.cuda_proof import PROOF_BYTES, write_proof
-from gpu_workers.cuda_routes import Gpu, PullPath, Route
+from gpu_workers.cuda_proof import SPARE_BYTES, write_proof
+from gpu_workers.cuda_routes import Gpu, Here, PullPath, Route
 from gpu_workers.step_plan import Pull, PullResult
 from ipc import kv_bounce
 from ipc.cuda_runtime import load_runtime
-from ipc.kv_bounce import OwnerGone
+from ipc.kv_bounce import Unanswered
 from ipc.kv_cuda import NO_HANDLE, DeviceMemory, PoolHandle, as_bytes, document_of, parse_handle
 from ipc.kv_layout import LayoutMismatch, Piece, RankLayout, check_same_blocks, pieces
 from ipc.kv_shm import PoolUnavailable
@@ -51,16 +52,13 @@ class _Flight(msgspec.Struct, frozen=True):
     num_bytes: int
     started_s: float
     fence: int
-    carried: list[Future[None]]
+    carried: list[Future[int]]
 
     @property
-    def is_lost(self) -> bool:
-        """Raises what else went wrong with it."""
-        gone = [p.cancelled() or isinstance(p.exception(), OwnerGone) for p in self.carried]
-        for part, is_gone in zip(self.carried, gone, strict=True):
-            if not is_gone:
-                part.result()
-        return any(gone)
+    def loss(self) -> str:
+        """Why it is lost, if it is. Raises what else went wrong with it."""
+        losses = [_loss(part) for part in self.carried]
+        return next(filter(None, losses), "")
 
 
 class CudaExchange:
@@ -95,7 +93,7 @@ class CudaExchange:
         self._gpu, self._device = gpu, device
         self._computing = computing
         self._runtime.use(gpu.index)
-        num_bytes = layout.pool_bytes + PROOF_BYTES
+        num_bytes = layout.pool_bytes + SPARE_BYTES
         self._own = memory.allocate(num_bytes, gpu.uuid, must_share=False)
         write_proof(self._runtime, self._own)
         door, self.descriptor = kv_bounce.make_door(document_of(self._own.handle))
@@ -103,12 +101,13 @@ class CudaExchange:
         weakref.finalize(self, self._porter.dismiss)  # nobody may have closed us
         self._pool = self._view(self._own.address, layout, device)
         self._stream = self._runtime.make_stream()
-        self._pairing = Pairing(memory, gpu, self._stream, batch_below=batch_below)
+        self._verifies = pull_check.is_asked_for()
+        here = Here(memory, gpu, self._own, self._stream)
+        self._pairing = Pairing(here, batch_below=batch_below, verifies=self._verifies)
         self._peers: dict[Incarnation, dict[tuple[int, int], _Peer]] = {}
         self._pieces: dict[Incarnation, list[tuple[_Peer, Piece]]] = {}
         self._flights: deque[_Flight] = deque()
         self._finished: list[PullResult] = []
-        self._verifies = pull_check.is_asked_for()
 
     @property
     def pool(self) -> torch.Tensor:
@@ -130,8 +129,6 @@ class CudaExchange:
                     f"{layout.pool_bytes}"
                 )
             route = self._pairing.open(worker, handle, descriptor)
-            if self._verifies and route.mapping is None:
-                logger.warning("pulls from %s are not compared: its pool is not seen here", worker)
         finally:
             os.close(descriptor)
         ranks = self._peers.setdefault((worker.instance, epoch), {})
@@ -189,13 +186,18 @@ class CudaExchange:
 
     def close(self) -> None:
         """Part from all peers. The pool stays until `free` or the end of the process, as others
-        may have it open."""
-        for incarnation in list(self._peers):
-            self.unmap_instance(*incarnation)
-        self._porter.close()
-        self._runtime.synchronize(self._stream)
-        self._runtime.destroy_stream(self._stream)
-        os.close(self.descriptor)
+        may have it open.
+
+        Raises:
+            CudaError: the device has failed; all that is not its own has been ended even so.
+        """
+        with ExitStack() as undo:  # each of these is done, though another raises
+            undo.callback(os.close, self.descriptor)
+            undo.callback(self._runtime.destroy_stream, self._stream)
+            undo.callback(self._runtime.synchronize, self._stream)
+            undo.callback(self._porter.close)
+            for incarnation in self._peers:
+                undo.callback(self.unmap_instance, *incarnation)
 
     def free(self) -> None:
         """Give the pool back, after `close` and when nobody has it open any more."""
@@ -216,21 +218,21 @@ class CudaExchange:
     def _landed(self, flight: _Flight) -> PullResult:
         self._runtime.wait_for(self._computing(), flight.fence)
         self._runtime.destroy_event(flight.fence)
-        is_lost = flight.is_lost
+        loss = flight.loss
         return PullResult(
             flight.pull.handle.request_id,
-            0 if is_lost else flight.num_bytes,
+            0 if loss else flight.num_bytes,
             flight.started_s,
             time.monotonic(),
-            self._verify(flight) if self._verifies and not is_lost else 0,
-            is_lost=is_lost,
+            self._verify(flight) if self._verifies and not loss else 0,
+            loss,
         )
 
     def _verify(self, flight: _Flight) -> int:
         """Parts of blocks that differ from their source, which is still held."""
-        found = 0
+        found = sum(part.result() for part in flight.carried)
         for peer, piece in flight.sources:
-            if (mapping := peer.route.mapping) is None:  # we never see it
+            if (mapping := peer.route.mapping) is None:  # who carries it has compared it
                 continue
             source = self._view(mapping.address, peer.layout, self._device)
             found += pull_check.num_different(block_parts(source, self._pool, piece, flight.pull))
@@ -281,6 +283,17 @@ def gpu_of(device: torch.device) -> Gpu:
     count = torch.cuda.device_count()
     uuids = (str(torch.cuda.get_device_properties(index).uuid) for index in range(count))
     return Gpu(device.index or 0, tuple(uuids))
+
+
+def _loss(part: Future[int]) -> str:
+    """Why that part of a pull is lost, if it is. Raises what else went wrong with it."""
+    if part.cancelled():
+        return "we have parted from the pool's owner"
+    try:
+        part.result()
+    except Unanswered as error:
+        return str(error)
+    return ""
 
 
 def _read_handle(descriptor: int) -> PoolHandle:

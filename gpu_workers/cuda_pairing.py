@@ -9,13 +9,14 @@ import logging
 import os
 from collections.abc import Callable
 
-from gpu_workers.cuda_bounce import BounceRoute, LostRoute
+from gpu_workers.cuda_bounce import BounceRoute
 from gpu_workers.cuda_copies import BATCH_BELOW_BYTES
-from gpu_workers.cuda_probe import PROBE_BYTES, NotMeasured, Probe
-from gpu_workers.cuda_routes import DirectRoute, Gpu, PullPath, Route
+from gpu_workers.cuda_probe import PROBE_BYTES, NotMeasured, Probe, scratch
+from gpu_workers.cuda_proof import is_read_truly
+from gpu_workers.cuda_routes import DirectRoute, Here, PullPath, Route
 from gpu_workers.gpu_links import Links, links_here
-from ipc.kv_bounce import OwnerGone
-from ipc.kv_cuda import DeviceMemory, PoolHandle
+from ipc.cuda_runtime import CudaError
+from ipc.kv_cuda import Mapping, PoolHandle
 from ipc.kv_shm import PoolUnavailable
 from ipc.vocabulary import WorkerName
 
@@ -39,8 +40,8 @@ class Pairing:
     """Finds the ways from peers' pools to one GPU.
 
     Args:
-        stream: on which copies are measured.
         batch_below: copies of fewer bytes are made together; None: as measured.
+        verifies: whether what others carry for us is to be compared with its source.
         find_links: what is known of the links between GPUs, asked when the first is needed.
 
     Raises:
@@ -49,15 +50,14 @@ class Pairing:
 
     def __init__(
         self,
-        memory: DeviceMemory,
-        gpu: Gpu,
-        stream: int,
+        here: Here,
         *,
         batch_below: int | None = None,
+        verifies: bool = False,
         find_links: Callable[[], Links] = links_here,
     ) -> None:
-        self._memory, self._gpu, self._stream = memory, gpu, stream
-        self._fixed = batch_below
+        self._here, self._memory, self._gpu = here, here.memory, here.gpu
+        self._fixed, self._verifies = batch_below, verifies
         self._find_links = find_links
         self._links: Links | None = None
         self._batch_below: dict[PullPath, int] = {}
@@ -72,7 +72,8 @@ class Pairing:
         return self._batch_below.get(path, BATCH_BELOW_BYTES)
 
     def open(self, worker: WorkerName, handle: PoolHandle, descriptor: int) -> Route:
-        """The way to a worker's pool; lost, if it has ended meanwhile.
+        """The way to a worker's pool. If that has ended meanwhile, every pull is lost: others of
+        our instance may have opened it in time, and pull as their leader says.
 
         Args:
             descriptor: the pool's; it stays the caller's.
@@ -115,49 +116,61 @@ class Pairing:
 
     def _test(self, worker: WorkerName, route: DirectRoute) -> None:
         """Try the way, measure it, say which it is. Raises PoolUnavailable: it does not work."""
+        self._prove(route.mapping)
         path, handle = route.path, route.mapping.handle
-        probe = Probe(self._memory.runtime, self._stream, route.mapping)
+        runtime, num_bytes = self._memory.runtime, min(handle.num_bytes, PROBE_BYTES)
         try:
-            with probe.running():
-                if not probe.is_true():
-                    raise PoolUnavailable(
-                        f"copies from GPU {handle.gpu_uuid} bring other bytes than are there (PCIe "
-                        "ACS or an IOMMU may be in their way)"
-                    )
-                bytes_per_s = probe.bandwidth()
-                if path not in self._batch_below:
-                    self._batch_below[path] = probe.batch_below()
+            with scratch(runtime, num_bytes) as target:
+                places = {"source": route.mapping.address, "target": target}
+                probe = Probe(runtime, self._here.stream, **places, num_bytes=num_bytes)
+                with probe.running():
+                    bytes_per_s = probe.bandwidth()
+                    if path not in self._batch_below:
+                        self._batch_below[path] = probe.batch_below()
         except NotMeasured as error:
             logger.info("the pool of %s is read by way of: %s (%s)", worker, path, error)
             return
-        self._tell(worker, handle, path, bytes_per_s)
+        self._tell(worker, handle, path, bytes_per_s, self.batch_below(path))
+
+    def _prove(self, theirs: Mapping) -> None:
+        """Raises PoolUnavailable: copies do not bring what is there."""
+        here, uuid = self._here, theirs.handle.gpu_uuid
+        try:
+            is_true = is_read_truly(self._memory.runtime, theirs, here.pool, here.stream)
+        except CudaError as error:
+            raise PoolUnavailable(f"copies from GPU {uuid} fail: {error}") from error
+        if not is_true:
+            raise PoolUnavailable(
+                f"copies from GPU {uuid} bring other bytes than are there (PCIe ACS or an IOMMU "
+                "may be in their way)"
+            )
 
     def _bounce(
         self, worker: WorkerName, handle: PoolHandle, descriptor: int, reason: str
     ) -> Route:
         runtime, device = self._memory.runtime, self._gpu.index
-        try:
-            route = BounceRoute(runtime, device, descriptor)
-        except OwnerGone:
-            logger.warning("%s ended before its pool could be opened (%s)", worker, reason)
-            return LostRoute()
+        route = BounceRoute(runtime, device, descriptor, verifies=self._verifies)
         logger.warning("the pool of %s is read through the host's memory: %s", worker, reason)
 
-        def tell(bytes_per_s: float) -> None:
-            self._tell(worker, handle, route.path, bytes_per_s)
+        def tell(bytes_per_s: float, batch_below: int) -> None:
+            self._tell(worker, handle, route.path, bytes_per_s, batch_below)
 
         route.measure(min(PROBE_BYTES, handle.num_bytes), tell)
         return route
 
     def _tell(
-        self, worker: WorkerName, handle: PoolHandle, path: PullPath, bytes_per_s: float
+        self,
+        worker: WorkerName,
+        handle: PoolHandle,
+        path: PullPath,
+        bytes_per_s: float,
+        batch_below: int,
     ) -> None:
         told = (worker, path, bytes_per_s / 1e9)
-        below_kib = self.batch_below(path) / 1024
         logger.info(
             "the pool of %s is read by way of: %s, %.1f GB/s, copies below %.0f KiB together",
             *told,
-            below_kib,
+            batch_below / 1024,
         )
         least = self._least(handle, path)
         if bytes_per_s < least:

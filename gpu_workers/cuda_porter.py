@@ -13,8 +13,9 @@ import socket
 import threading
 from contextlib import suppress
 
+from gpu_workers.cuda_probe import Probe
 from gpu_workers.cuda_routes import copy_all
-from gpu_workers.cuda_slots import NUM_SLOTS, SLOT_BYTES, SharedSlots
+from gpu_workers.cuda_slots import NUM_SLOTS, SLOT_BYTES, TOTAL_BYTES, SharedSlots
 from ipc import kv_bounce
 from ipc.cuda_runtime import CudaError, CudaRuntime
 from ipc.kv_bounce import NoAsking
@@ -33,6 +34,7 @@ class Porter:
         self._runtime, self._pool, self._door = runtime, pool, door
         self._guests: dict[socket.socket, SharedSlots] = {}
         self._stream: int | None = None
+        self._batch_below: int | None = None  # as measured with the first reader's slots
         self._failure: Exception | None = None
         self._watched = selectors.DefaultSelector()
         # A daemon: the end of the process does not wait for it.
@@ -83,22 +85,35 @@ class Porter:
             self._runtime.use(self._pool.device)
             self._stream = self._runtime.make_stream()
         try:
-            self._guests[guest] = SharedSlots(self._runtime, memory)
+            slots = SharedSlots(self._runtime, memory)
         except PoolUnavailable as error:
             logger.error("a reader's slots cannot be filled: %s", error)
-            guest.close()
-        else:
-            self._watched.register(guest, selectors.EVENT_READ)
+            kv_bounce.send_away(guest, str(error))  # it knocks again with its next pull
+            return True
+        self._guests[guest] = slots
+        self._watched.register(guest, selectors.EVENT_READ)
+        if slots.is_pinned and self._batch_below is None:
+            self._batch_below = self._measured(slots, self._stream)
         return True
 
+    def _measured(self, slots: SharedSlots, stream: int) -> int:
+        """Below how many bytes copies into slots are quicker together."""
+        num_bytes = min(TOTAL_BYTES, self._pool.handle.num_bytes)
+        where = {"source": self._pool.address, "target": slots.at(0)}
+        probe = Probe(self._runtime, stream, **where, num_bytes=num_bytes)
+        with probe.running():
+            return probe.batch_below()
+
     def _attend(self, guest: socket.socket) -> None:
+        reason = ""
         try:
             asking = kv_bounce.read_asking(guest)
             if asking is not None and self._fill(guest, *asking):
                 return
         except NoAsking as error:
-            logger.error("a reader is sent away: %s", error)
-        self._part_from(guest)
+            reason = str(error)
+            logger.error("a reader is sent away: %s", reason)
+        self._part_from(guest, reason)
 
     def _fill(self, guest: socket.socket, slot: int, runs: list[tuple[int, int]]) -> bool:
         """Whether the guest is still there. Raises NoAsking: that is not in pool and slot."""
@@ -113,13 +128,16 @@ class Porter:
         for offset, num_bytes in runs:
             copies.append((at, self._pool.address + offset, num_bytes))
             at += num_bytes
-        copy_all(self._runtime, copies, self._stream, batch_below=slots.batch_below)
+        below = (self._batch_below or 0) if slots.is_pinned else 0
+        copy_all(self._runtime, copies, self._stream, batch_below=below)
         self._runtime.synchronize(self._stream)
         return kv_bounce.say_filled(guest, slot)
 
-    def _part_from(self, guest: socket.socket) -> None:
+    def _part_from(self, guest: socket.socket, reason: str) -> None:
         """Nothing is under way: whatever was asked has been waited for."""
         self._watched.unregister(guest)
+        if reason:
+            kv_bounce.send_away(guest, reason)
         guest.close()
         self._guests.pop(guest).close()
 

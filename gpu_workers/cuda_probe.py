@@ -1,4 +1,4 @@
-"""What a way between two pools can do: its bandwidth, and which copies are quicker together.
+"""What a way between two places can do: its bandwidth, and which copies are quicker together.
 
 Measured once when a peer is met, out of the peer's pool, whose bytes are only read, into memory of
 our own that nobody else uses. A GPU that is full has none: then nothing is measured, and nothing
@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 
-from gpu_workers.cuda_proof import is_read_truly
 from gpu_workers.cuda_routes import Copy, copy_together
 from ipc.cuda_runtime import CudaError, CudaRuntime
-from ipc.kv_cuda import Mapping
 
 PROBE_BYTES = 32 << 20
 NUM_RUNS = 32
@@ -26,41 +24,46 @@ class NotMeasured(Exception):
     """There is no memory to measure with."""
 
 
+@contextmanager
+def scratch(runtime: CudaRuntime, num_bytes: int) -> Iterator[int]:
+    """Memory of the current device to copy into. Raises NotMeasured: there is none left."""
+    try:
+        address = runtime.allocate(num_bytes)
+    except CudaError as error:
+        raise NotMeasured(str(error)) from error
+    try:
+        yield address
+    finally:
+        runtime.free(address)
+
+
 class Probe:
-    """Measures copies from one pool, on one stream.
+    """Measures copies from one place to another, on one stream.
 
     Args:
-        pool: a peer's, as we have opened it.
+        num_bytes: at either place.
     """
 
-    def __init__(self, runtime: CudaRuntime, stream: int, pool: Mapping) -> None:
-        self._runtime, self._stream, self._pool = runtime, stream, pool
-        self._source = pool.address
-        self._num_bytes = min(pool.handle.num_bytes, PROBE_BYTES)
+    def __init__(
+        self, runtime: CudaRuntime, stream: int, *, source: int, target: int, num_bytes: int
+    ) -> None:
+        self._runtime, self._stream = runtime, stream
+        self._source, self._target, self._num_bytes = source, target, num_bytes
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Have what measuring takes. Raises NotMeasured."""
+        """Have what measuring takes."""
         runtime = self._runtime
         with ExitStack() as undo:
-            try:
-                self._scratch = runtime.allocate(self._num_bytes)
-            except CudaError as error:
-                raise NotMeasured(str(error)) from error
-            undo.callback(runtime.free, self._scratch)
             self._began, self._ended = (runtime.make_event(is_timed=True) for _ in range(2))
             undo.callback(runtime.destroy_event, self._began)
             undo.callback(runtime.destroy_event, self._ended)
             undo.callback(runtime.synchronize, self._stream)
             yield
 
-    def is_true(self) -> bool:
-        """Whether copies bring what is there."""
-        return is_read_truly(self._runtime, self._pool, self._scratch, self._stream)
-
     def bandwidth(self) -> float:
         """Bytes per second of one large copy."""
-        copy = (self._scratch, self._source, self._num_bytes)
+        copy = (self._target, self._source, self._num_bytes)
         return self._num_bytes / self._seconds(lambda: self._runtime.copy(*copy, self._stream))
 
     def batch_below(self) -> int:
@@ -85,7 +88,7 @@ class Probe:
         """Runs that do not follow each other."""
         places = [size * (7 * number % NUM_RUNS) for number in range(NUM_RUNS)]
         return [
-            (self._scratch + size * number, self._source + place, size)
+            (self._target + size * number, self._source + place, size)
             for number, place in enumerate(places)
         ]
 

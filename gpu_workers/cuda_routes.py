@@ -7,7 +7,7 @@ owner of the pool has no part in it, and copies are done in the order of a strea
 from collections.abc import Sequence
 from concurrent.futures import Future
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -38,6 +38,16 @@ class Gpu(msgspec.Struct, frozen=True):
         return self.uuids[self.index]
 
 
+class Here(NamedTuple):
+    """Our end of all ways: what this process has of GPUs' memory, which GPU is ours, our pool there
+    and the stream on which it is written to."""
+
+    memory: DeviceMemory
+    gpu: Gpu
+    pool: Mapping
+    stream: int
+
+
 class Route(Protocol):
     """The way from one peer's pool."""
 
@@ -49,11 +59,12 @@ class Route(Protocol):
         """Where we see the pool ourselves, if we do."""
         ...
 
-    def copy(self, plan: CopyPlan, target: int, stream: int) -> "Future[None] | None":
+    def copy(self, plan: CopyPlan, target: int, stream: int) -> "Future[int] | None":
         """Ask for a plan's copies, from the peer's pool to the one at `target`; does not wait.
 
         They are done when the stream has come to their end, or where something is returned, when
-        that is done: it raises OwnerGone if the peer ended before.
+        that is done: it says how many differ from their source, where that is looked for, and
+        raises Unanswered if the peer did not do its part.
         """
         ...
 

@@ -9,7 +9,6 @@ import ctypes
 import logging
 import os
 
-from gpu_workers.cuda_copies import BATCH_BELOW_BYTES
 from ipc import kv_shm
 from ipc.cuda_runtime import CudaError, CudaRuntime
 
@@ -31,6 +30,8 @@ class SharedSlots:
     Args:
         descriptor: of `create`, perhaps in another process; taken over.
 
+    `is_pinned` says whether copies may be made together: not of other memory.
+
     Raises:
         PoolUnavailable: it is not that, or cannot be mapped.
     """
@@ -43,12 +44,7 @@ class SharedSlots:
             os.close(descriptor)
         self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self._mapping)
         self.address = ctypes.addressof(self._anchor)
-        self._is_pinned = self._pin()
-
-    @property
-    def batch_below(self) -> int:
-        """Copies of fewer bytes may be made together: of memory that is pinned."""
-        return BATCH_BELOW_BYTES if self._is_pinned else 0
+        self.is_pinned = self._pin()
 
     def at(self, slot: int) -> int:
         """The address of a slot."""
@@ -56,7 +52,7 @@ class SharedSlots:
 
     def close(self) -> None:
         """When no copy is under way in either direction here."""
-        if self._is_pinned:
+        if self.is_pinned:
             self._runtime.unpin(self.address)
         self._anchor = None  # else the mapping counts as in use
         self._mapping.close()

@@ -278,5 +278,5 @@ def _spoiled(group: PullGroup, result: PullResult) -> Refused:
     seq_ids = tuple(start.seq_id for start in group.command.sequences)
     reason = f"{result.num_different} pulled blocks differ from their source"
     if result.is_lost:
-        reason = "their source ended before all blocks were pulled"
+        reason = f"not all blocks were pulled: {result.loss}"
     return Refused(result.request_id, seq_ids, reason)

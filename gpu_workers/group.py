@@ -134,5 +134,5 @@ def _merged(parts: list[PullResult]) -> PullResult:
         started_s=min(part.started_s for part in parts),
         ended_s=max(part.ended_s for part in parts),
         num_different=sum(part.num_different for part in parts),
-        is_lost=any(part.is_lost for part in parts),
+        loss=next((part.loss for part in parts if part.is_lost), ""),
     )

@@ -64,6 +64,11 @@ class OwnExchange(KVExchange, Protocol):
         """The slowest way by which peers' pools are read; empty without peers."""
         ...
 
+    def close(self) -> None:
+        """Part from all peers, whatever is under way and whoever stands still; others may go on
+        to read the pool until the process ends."""
+        ...
+
 
 class UnknownPeer(Exception):
     """A pull or a mapping that this exchange has no way to carry out."""

@@ -109,7 +109,7 @@ class PullResult(msgspec.Struct, frozen=True):
     """A pull that has ended on this rank. Times are CLOCK_MONOTONIC seconds.
 
     `num_different` counts parts of blocks that are not what their source is; it is known only
-    where pulls are verified. `is_lost` says that its source ended before all was copied.
+    where pulls are verified. `loss` says why not all was copied, if it was not.
     """
 
     request_id: int
@@ -117,4 +117,9 @@ class PullResult(msgspec.Struct, frozen=True):
     started_s: float
     ended_s: float
     num_different: int = 0
-    is_lost: bool = False
+    loss: str = ""
+
+    @property
+    def is_lost(self) -> bool:
+        """Its source ended before all was copied, or did not give it."""
+        return bool(self.loss)

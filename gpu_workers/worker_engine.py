@@ -29,7 +29,7 @@ from gpu_workers.shm_collectives import sums_library
 from gpu_workers.weight_guest import HolderFailed, held_weights
 from gpu_workers.weight_holder import order_for
 from gpu_workers.weights import WeightSource
-from ipc.cuda_runtime import CudaUnavailable, load_runtime
+from ipc.cuda_runtime import CudaError, CudaUnavailable, load_runtime
 from ipc.kv_layout import RankLayout
 from ipc.kv_shm import PoolUnavailable
 from ipc.messages import Loading, WorkerConfig
@@ -116,7 +116,7 @@ class WorkerEngine:
                         "there is a GPU's driver, and this worker is on a CPU: %s", reason
                     )
                 self.layout = self._pool_layout()
-                self.exchange = CpuExchange(self.layout, str(config.name))
+                self.exchange = self._kept(CpuExchange(self.layout, str(config.name)))
                 self.executor = self._join(None)
             self._undo = self._undo.pop_all()
 
@@ -131,8 +131,13 @@ class WorkerEngine:
         return self._others.sent_bytes if self._others else 0
 
     def close(self) -> None:
-        """Leave the other ranks, and give back what is not the process' own."""
+        """Leave the other ranks, part from peers, and give back what is not the process' own."""
         self._undo.close()
+
+    def _kept(self, exchange: OwnExchange) -> OwnExchange:
+        """Closed at our end, or by then a peer that stands still could hold up the process'."""
+        self._undo.callback(_part, exchange)
+        return exchange
 
     def _build_on_gpu(
         self, open_gpu: Callable[..., Gpu], exchange_on: Callable[..., OwnExchange]
@@ -160,7 +165,8 @@ class WorkerEngine:
         with explaining(plan):
             whole = self._pool_layout(plan)
             self.layout = usable(whole)
-            self.exchange = exchange_on(gpu.device.torch_device, whole, str(config.name))
+            name = str(config.name)
+            self.exchange = self._kept(exchange_on(gpu.device.torch_device, whole, name))
             self.executor = self._join(gpu, met, weights)
 
     def _pool_layout(self, plan: MemoryPlan | None = None) -> RankLayout:
@@ -246,6 +252,13 @@ class WorkerEngine:
 
     def _report_capture(self, fraction: float) -> None:
         self._tell(Loading("capturing decode graphs", fraction))
+
+
+def _part(exchange: OwnExchange) -> None:
+    try:
+        exchange.close()
+    except CudaError as error:  # of a failed device, which is why we leave
+        logger.warning("not all was given back: %s", error)
 
 
 def _shard(config: WorkerConfig, model: ModelConfig) -> Shard:

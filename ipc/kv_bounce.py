@@ -4,7 +4,8 @@ A pool's descriptor is one end of a socket pair whose other end its owner keeps.
 document that says how to open the pool, for everybody who has a copy of the descriptor: it is
 looked at and left there. Who cannot open the pool sends a socket of its own and a memory file
 through. From then on the two speak alone: the one asks for the file's slots to be filled, the
-other says which is. Either one's end ends it. Nothing has a name; knows nothing of CUDA.
+other says which is, or why it serves the one no more. Either one's end ends it. Nothing has a
+name; knows nothing of CUDA.
 """
 
 import socket
@@ -12,18 +13,24 @@ from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ipc.kv_shm import PoolUnavailable
-
 MAX_RUNS = 2048
 """Of one asking, so that it is one message: 16 bytes each."""
 
 _MAX_BYTES = 16 * (MAX_RUNS + 1)
 _MAX_DOCUMENT_BYTES = 4096
 _HELLO = b"slots"
+_FAREWELL = b"sent away: "  # longer than the number of a slot
+_MAX_FAREWELL_BYTES = 1024
+_SLOT_BYTES = 8
+_ENDED = "the pool's owner has ended"
 
 
-class OwnerGone(Exception):
-    """The pool's owner has ended, and what was in it is lost."""
+class Unanswered(Exception):
+    """What is asked of a pool's owner does not come, this time; says why."""
+
+
+class OwnerGone(Unanswered):
+    """It has ended, or we have parted from it: nothing will ever come."""
 
 
 class NoAsking(ValueError):
@@ -51,7 +58,7 @@ def knock(descriptor: int, memory: int) -> "Line":
 
     Raises:
         OwnerGone: it has ended.
-        PoolUnavailable: that is no door, or nobody has opened it for long.
+        Unanswered: nobody has opened the door for long. That may change.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with socket.socket(fileno=descriptor) as door, theirs:
@@ -61,10 +68,10 @@ def knock(descriptor: int, memory: int) -> "Line":
             door.sendmsg([_HELLO], [rights], socket.MSG_DONTWAIT)
         except (BrokenPipeError, ConnectionResetError) as error:
             ours.close()
-            raise OwnerGone("the pool's owner has ended") from error
+            raise OwnerGone(_ENDED) from error
         except OSError as error:
             ours.close()
-            raise PoolUnavailable(f"the pool's owner cannot be asked: {error}") from error
+            raise Unanswered(f"the pool's owner cannot be asked: {error.strerror}") from error
         finally:
             door.detach()
     return Line(ours)
@@ -94,21 +101,31 @@ class Line:
 
         Raises:
             OwnerGone: it has ended, or `cut` was called.
+            Unanswered: it has sent us away. After either, nothing more comes of this line.
         """
         try:
             self._socket.sendall(pack_asking(slot, runs))
         except OSError as error:
-            raise OwnerGone("the pool's owner has ended") from error
+            raise self._last_words() from error
 
     def await_filled(self) -> int:
         """The slot that is full: each that was asked for, in their order. Raises as `ask` does."""
         try:
-            answer = self._socket.recv(8)
+            answer = self._socket.recv(_MAX_FAREWELL_BYTES)
         except OSError as error:
-            raise OwnerGone("the pool's owner has ended") from error
-        if not answer:
-            raise OwnerGone("the pool's owner has ended")
+            raise self._last_words() from error
+        if len(answer) != _SLOT_BYTES:
+            raise _parting(answer)
         return int.from_bytes(answer, "little")
+
+    def _last_words(self) -> Unanswered:
+        """What it has said before it left: after slots that nobody waits for any more, if it
+        filled some."""
+        with suppress(OSError):
+            while answer := self._socket.recv(_MAX_FAREWELL_BYTES, socket.MSG_DONTWAIT):
+                if len(answer) != _SLOT_BYTES:
+                    return _parting(answer)
+        return OwnerGone(_ENDED)
 
     def cut(self) -> None:
         """End whatever waits here, on any thread; idempotent."""
@@ -152,7 +169,21 @@ def parse_asking(message: bytes) -> tuple[int, list[tuple[int, int]]]:
 def say_filled(guest: socket.socket, slot: int) -> bool:
     """Whether the importer could be told: it has left, or reads nothing, if not."""
     try:
-        guest.send(slot.to_bytes(8, "little"), socket.MSG_DONTWAIT)
+        guest.send(slot.to_bytes(_SLOT_BYTES, "little"), socket.MSG_DONTWAIT)
     except OSError:
         return False
     return True
+
+
+def send_away(guest: socket.socket, reason: str) -> None:
+    """Tell an importer, if it still listens, why it is served no more, and part from it."""
+    with suppress(OSError), guest:
+        guest.send((_FAREWELL + reason.encode())[:_MAX_FAREWELL_BYTES], socket.MSG_DONTWAIT)
+
+
+def _parting(answer: bytes) -> Unanswered:
+    """What an answer says that is not a slot's number."""
+    if not answer.startswith(_FAREWELL):
+        return OwnerGone(_ENDED)
+    reason = answer.removeprefix(_FAREWELL).decode(errors="replace")
+    return Unanswered(f"the pool's owner serves us no more: {reason}")

@@ -20,7 +20,7 @@ class LosingExchange(ScriptedExchange):
         super().begin(pull)
         request_id = pull.handle.request_id
         if request_id in self._lost:
-            self._finished[-1] = PullResult(request_id, 0, 1.0, 2.0, is_lost=True)
+            self._finished[-1] = PullResult(request_id, 0, 1.0, 2.0, loss="no owner")
 
 
 def rig_that_loses(*lost: int) -> Rig:
@@ -34,7 +34,7 @@ def test_a_lost_pull_is_refused_with_its_reason_and_holds_nothing_A1_A4_A14() ->
     rig.tell(decode(rig, 2, 10))
     events = rig.run()
     refused = [event for event in events if isinstance(event, Refused)]
-    assert refused == [Refused(1, (1000,), "their source ended before all blocks were pulled")]
+    assert refused == [Refused(1, (1000,), "not all blocks were pulled: no owner")]
     assert tokens_of(events, 1000) == []
     assert tokens_of(events, 2000)
     assert rig.is_all_free
@@ -70,3 +70,4 @@ def test_a_pull_that_one_rank_lost_is_lost_for_all() -> None:
     exchange.begin(Pull(decode(rig, 1, 4).handle, (0,)))
     (whole,) = GroupExchange(exchange, OneFollower(), 2).finished()  # type: ignore[arg-type]
     assert whole.is_lost
+    assert whole.loss == "no owner"

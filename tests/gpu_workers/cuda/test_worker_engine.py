@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_workers import worker_engine
 from gpu_workers.cuda_engine import Gpu
 from gpu_workers.cuda_memory import StepLimits
 from gpu_workers.engine import PrivatePool
@@ -29,6 +30,10 @@ class FakePool(PrivatePool):
     def __init__(self, device: torch.device, layout: RankLayout, label: str) -> None:
         super().__init__(layout, device)
         self.layout = layout
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +118,31 @@ def test_on_a_cpu_all_blocks_are_told_of_and_one_step_is_under_way(model_dir: Pa
     assert engine.layout.head_dim == 80
     assert engine.executor.max_in_flight == 1
     engine.close()
+
+
+def test_an_engine_that_is_closed_parts_from_its_peers(model_dir: Path) -> None:
+    engine = Built(config(model_dir)).engine
+    engine.close()
+    assert isinstance(engine.exchange, FakePool)
+    assert engine.exchange.is_closed
+
+
+def test_an_engine_that_could_not_be_built_leaves_no_pool_open(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[FakePool] = []
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ModelError("the weights are not the model's")
+
+    def exchange_on(*where: Any) -> FakePool:
+        made.append(FakePool(*where))
+        return made[-1]
+
+    built = Built(config(model_dir))
+    monkeypatch.setattr(worker_engine, "build_executor", refuse)
+    with pytest.raises(ModelError, match="weights are not"):
+        WorkerEngine(
+            config(model_dir), built.told.append, open_gpu=built._open, exchange_on=exchange_on
+        )
+    assert [pool.is_closed for pool in made] == [True]

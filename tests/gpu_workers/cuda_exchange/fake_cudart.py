@@ -33,6 +33,7 @@ from tests.gpu_workers.cuda_exchange.fake_function import (
 from tests.gpu_workers.cuda_exchange.fake_streams import Allocation, Copy, Event, Stream, advance
 
 HOST = -1
+LARGE_BYTES = 1 << 20
 CALL_S, BATCH_CALL_S, BATCHED_S = 2e-6, 10e-6, 0.5e-6
 _HANDLE = struct.Struct("<4q")  # process, descriptor, size, device
 _numbers = itertools.count(1)
@@ -47,8 +48,9 @@ class FakeCudart:
 
     `fails` makes calls fail by name. `skips_fences` makes every event look as if it were over.
     `refuses_pinning` leaves the host's memory as it is, `dies_at_copy` ends the process at that
-    copy, `garbles` lets copies between GPUs arrive nowhere. `freed_while_open` counts the worst of
-    mistakes. One thread calls at a time, and each has its own current device and last error.
+    large copy, `garbles` lets copies between GPUs arrive nowhere. `freed_while_open` counts the
+    worst of mistakes. One thread calls at a time, and each has its own current device and last
+    error.
     """
 
     def __init__(
@@ -225,7 +227,8 @@ class FakeCudart:
 
     def _cudaMemcpyAsync(self, to: int, source: int, size: int, kind: int, stream: int) -> None:
         self._host_s += CALL_S
-        self._die_in_time()
+        if size >= LARGE_BYTES:
+            self._die_in_time()
         self._ask(stream, "copy", self._copy(to, source, size))
 
     def _cudaMemcpy2DAsync(

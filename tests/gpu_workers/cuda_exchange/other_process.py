@@ -5,12 +5,16 @@ It does so at a moment that it counts to itself: at its n-th copy.
 
 import multiprocessing
 import os
+import resource
 import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, Self
 
+import psutil
+
+from gpu_workers.cuda_slots import TOTAL_BYTES
 from ipc.kv_layout import RankLayout
 from ipc.vocabulary import WorkerName
 from tests.gpu_workers.cuda_exchange.rigs import EPOCH, Process
@@ -22,6 +26,20 @@ def owner(pipe: Connection, layout: RankLayout, dies_at: int | None = None) -> N
     process.exchange.pool.fill_(1.0)
     process.library.dies_at_copy = dies_at
     send_handle(pipe, process.exchange.descriptor, pipe.recv())
+    pipe.recv()
+
+
+def cramped(pipe: Connection, layout: RankLayout) -> None:
+    """An owner whose process has no room for a reader's slots, until it is told."""
+    process = Process(layout)
+    process.exchange.pool.fill_(1.0)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    size = psutil.Process().memory_info().vms + TOTAL_BYTES // 2
+    resource.setrlimit(resource.RLIMIT_AS, (size, before[1]))
+    send_handle(pipe, process.exchange.descriptor, pipe.recv())
+    pipe.recv()
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    pipe.send(None)
     pipe.recv()
 
 
@@ -68,8 +86,20 @@ class OtherProcess:
         send_handle(self._pipe, descriptor, self._process.pid)
 
     def stop(self) -> None:
-        """It exists, and does nothing."""
+        """It exists, and does nothing any more when this returns."""
         self._signal(signal.SIGSTOP)
+        process = psutil.Process(self._process.pid)
+        while process.status() != psutil.STATUS_STOPPED:
+            pass
+
+    def go_on(self) -> None:
+        """After `stop`."""
+        self._signal(signal.SIGCONT)
+
+    def give_room(self) -> None:
+        """To one that is cramped."""
+        self._pipe.send(None)
+        self._pipe.recv()
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)

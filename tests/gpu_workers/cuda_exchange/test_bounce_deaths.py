@@ -6,6 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gpu_workers.cuda_proof import SPARE_BYTES
+from gpu_workers.cuda_slots import SLOT_BYTES
+from ipc.kv_cuda import rounded
 from ipc.vocabulary import WorkerName
 from tests.gpu_workers.cuda_exchange.other_process import OtherProcess, dies_reading, owner
 from tests.gpu_workers.cuda_exchange.rigs import (
@@ -18,11 +21,15 @@ from tests.gpu_workers.cuda_exchange.rigs import (
     reference,
 )
 
+SLOTS_FULL = -(-rounded(LARGE.pool_bytes + SPARE_BYTES) // SLOT_BYTES)
+"""That a whole pool is."""
+
 
 @pytest.fixture
 def dying() -> Iterator[OtherProcess]:
-    """An owner that dies at the third filling of a slot, when two are on their way."""
-    with OtherProcess(owner, LARGE, dies_at=3) as other:
+    """An owner that dies when the first pull has it fill its third slot, and two are on their way:
+    the way is measured twice before."""
+    with OtherProcess(owner, LARGE, dies_at=2 * SLOTS_FULL + 3) as other:
         yield other
 
 

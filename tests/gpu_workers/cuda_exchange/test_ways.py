@@ -2,13 +2,14 @@
 
 import logging
 import re
+from typing import Any
 
 import pytest
 import torch
 
 from gpu_workers.cuda_pairing import Pairing
 from gpu_workers.cuda_probe import RUN_BYTES, crossing
-from gpu_workers.cuda_routes import Gpu
+from gpu_workers.cuda_routes import Gpu, Here
 from gpu_workers.gpu_links import Links
 from ipc.vocabulary import WorkerName
 from tests.gpu_workers.cuda_exchange.fake_function import OUT_OF_MEMORY
@@ -23,8 +24,10 @@ from tests.gpu_workers.cuda_exchange.rigs import (
     reference,
 )
 
-FAR = {"gpu": 1, "reach": set()}
-NEAR = {"gpu": 1, "reach": NEIGHBOURS}
+
+def near() -> Process:
+    """On a GPU that reaches its neighbour."""
+    return Process(WHOLE, gpu=1, reach=NEIGHBOURS)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,40 @@ def test_peer_access_that_brings_nothing_is_found_out_and_replaced_by_the_host_A
     here.until_finished()
     assert torch.equal(here.exchange.pool[0], reference()[6])
     assert here.library.calls.count("cudaIpcCloseMemHandle") == 1
+
+
+def test_a_full_gpu_finds_out_ways_that_bring_nothing_too_A7_C14(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also where the right bytes lie about from another peer."""
+    here, (one,), (other,) = near(), exporters(1, 1), exporters(1, 1)
+    here.library.fails["cudaMalloc"] = OUT_OF_MEMORY
+    here.meet([one], instance="one")
+    assert here.exchange.pull_path == "peer"
+    here.library.garbles = True
+    here.meet([other])
+    assert "host's memory: copies from GPU GPU-a bring other bytes than are there" in caplog.text
+    here.pull((6,), (0,))
+    here.until_finished()
+    assert torch.equal(here.exchange.pool[0], reference()[6])
+
+
+def test_a_way_on_which_copies_fail_is_replaced_by_the_host_C14(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    here, (there,) = near(), exporters(1, 1)
+    open_handle = here.library._cudaIpcOpenMemHandle
+
+    def open_and_bar(*arguments: Any) -> None:
+        open_handle(*arguments)
+        here.library.reach = set()
+
+    here.library._cudaIpcOpenMemHandle = open_and_bar  # type: ignore[method-assign]
+    here.meet([there])
+    assert "host's memory: copies from GPU GPU-a fail: cudaMemcpyAsync: " in caplog.text
+    here.pull((6,), (0,))
+    here.until_finished()
+    assert torch.equal(here.exchange.pool[0], reference()[6])
 
 
 def test_gpus_without_peer_access_are_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -197,7 +234,8 @@ def paired(nvml: FakeNvml, caplog: pytest.LogCaptureFixture, slow_factor: float)
     here, (there,) = Process(WHOLE, gpu=1, reach=NEIGHBOURS), exporters(1, 1)
     here.library.slow_factor = slow_factor
     stream = here.memory.runtime.make_stream()
-    pairing = Pairing(here.memory, Gpu(1, UUIDS), stream, find_links=lambda: Links(nvml))
+    ours = Here(here.memory, Gpu(1, UUIDS), here.exchange._own, stream)
+    pairing = Pairing(ours, find_links=lambda: Links(nvml))
     caplog.clear()
     handle = there.exchange._own.handle
     pairing.open(WorkerName("there"), handle, there.exchange.descriptor).close()
