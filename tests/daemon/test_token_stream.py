@@ -40,7 +40,7 @@ async def test_the_first_error_is_the_one_ending_also_where_others_of_the_call_s
     assert await read(stream) == ([SOME, END], [DIED])
 
 
-async def test_a_stream_whose_choices_have_all_ended_cannot_fail_any_more_A3() -> None:
+async def test_a_stream_whose_choices_have_all_ended_cannot_fail_any_more() -> None:
     stream = TokenStream(num_choices=1)
     stream.put(END)
     stream.fail(DIED)
