@@ -1,6 +1,10 @@
 """The daemon's copy of a leader's queue: what it counts, and what it forgets."""
 
+from collections.abc import Callable
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from daemon.prompt_queue import PromptQueue
 from ipc.prefill_policy import FirstComeFirstServed, SkipJoin
@@ -63,3 +67,39 @@ def test_a_queue_that_nobody_asks_remembers_nothing_of_those_that_are_gone(
             prompts.drop(number)
     assert len(prompts) == len(policy) == 0
     assert len(getattr(policy, "_due", ())) < 100
+
+
+NEWS = st.sampled_from(["comes", "begins", "chunk", "finishes", "is dropped"])
+MAKERS: list[Callable[[], FirstComeFirstServed[int]]] = [
+    lambda: FirstComeFirstServed(10),
+    lambda: SkipJoin(10, patience_quanta=2),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@given(news=st.lists(st.tuples(NEWS, st.integers(0, 5), st.integers(1, 60)), max_size=40))
+def test_whatever_is_heard_in_whatever_order_the_sums_are_those_of_what_is_left(
+    make: Callable[[], FirstComeFirstServed[int]], news: list[tuple[str, int, int]]
+) -> None:
+    """Also what is heard of a prompt that has gone, or twice."""
+    prompts, lefts = queue(policy := make()), dict[int, int]()
+    for what, request_id, num_tokens in news:
+        left = lefts.get(request_id, 0)
+        match what:
+            case "comes" if not left:
+                prompts.add(request_id, request_id, num_tokens, now_s=0.0)
+                lefts[request_id] = num_tokens
+            case "begins":
+                prompts.advance(request_id, 0)
+            case "chunk":
+                prompts.advance(request_id, num_tokens)
+                if num_tokens < left:
+                    lefts[request_id] -= num_tokens
+            case "finishes":
+                assert prompts.finish(request_id) == lefts.pop(request_id, None)
+            case "is dropped":
+                prompts.drop(request_id)
+                lefts.pop(request_id, None)
+        assert prompts.left() == list(lefts.values())
+        assert prompts.num_tokens == sum(lefts.values()) >= sum(prompts.before(1))
+        assert len(policy) == len(prompts) == len(lefts)
