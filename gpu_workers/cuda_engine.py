@@ -20,6 +20,7 @@ from gpu_workers.cuda_device import CudaDevice, Device
 from gpu_workers.cuda_graphs import DecodeGraphs
 from gpu_workers.cuda_kernels import CudaKernels
 from gpu_workers.cuda_memory import (
+    MemoryNeeds,
     MemoryPlan,
     StepLimits,
     check_free,
@@ -80,18 +81,24 @@ def open_gpu(
     return Gpu(CudaDevice(index), flashinfer, limits, capturing)
 
 
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker wants of its GPU's memory: `kv_bytes` for its pool, or what `utilization` of
+    all of it leaves.
+
+    `has_weights` says that those are there already, `has_graphs` that steps will be captured: by
+    ranks that each have a GPU of their own, and so talk by NCCL.
+    """
+
+    kv_bytes: int
+    utilization: float | None = None
+    has_weights: bool = False
+    has_graphs: bool = True
+
+
 def reckon_pool(
-    gpu: Gpu,
-    config: ModelConfig,
-    shard: Shard,
-    dtype: DType,
-    *,
-    kv_bytes: int,
-    utilization: float | None,
-    has_weights: bool = False,
+    gpu: Gpu, config: ModelConfig, shard: Shard, dtype: DType, claim: Claim
 ) -> MemoryPlan:
-    """How large this worker's KV pool is to be, once all else is known to fit beside it; all but
-    the weights, where those are on the GPU already.
+    """How large this worker's KV pool is to be, once all else is known to fit beside it.
 
     Under a utilisation all ranks of an instance reckon with the one that needs the most, so that
     they come to the same number on equal GPUs.
@@ -100,19 +107,15 @@ def reckon_pool(
         ModelError: it does not fit; says what takes how much.
     """
     free_bytes, total_bytes = gpu.device.memory()
-    limits = gpu.limits
-    # Ranks that share a GPU have no graphs, which they know only when they have met.
-    ours = memory_needs(config, shard, dtype, limits, has_graphs=True)
-    if utilization is not None:
-        most = max(
-            (
-                memory_needs(config, other, dtype, limits, has_graphs=True)
-                for other in _all_shards(config, shard.parallelism)
-            ),
-            key=lambda needs: needs.total,
-        )
-        kv_bytes = pool_bytes(most, total_bytes, utilization)
-    if has_weights:
+
+    def needs(of: Shard) -> MemoryNeeds:
+        return memory_needs(config, of, dtype, gpu.limits, has_graphs=claim.has_graphs)
+
+    ours, kv_bytes = needs(shard), claim.kv_bytes
+    if claim.utilization is not None:
+        most = max(map(needs, _all_shards(config, shard.parallelism)), key=lambda n: n.total)
+        kv_bytes = pool_bytes(most, total_bytes, claim.utilization)
+    if claim.has_weights:
         ours = msgspec.structs.replace(ours, weights=0)
     check_free(ours, kv_bytes, free_bytes, total_bytes)
     plan = MemoryPlan(ours, kv_bytes, total_bytes)

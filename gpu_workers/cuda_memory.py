@@ -73,16 +73,20 @@ class MemoryPlan(msgspec.Struct, frozen=True):
 def memory_needs(
     config: ModelConfig, shard: Shard, dtype: DType, limits: StepLimits, *, has_graphs: bool
 ) -> MemoryNeeds:
-    """Of the worker that holds that shard. Raises ModelError: heads are too wide for a GPU."""
+    """Of the worker that holds that shard. Raises ModelError: heads are too wide for a GPU.
+
+    Args:
+        has_graphs: whether steps will be captured; other ranks are heard by NCCL then, else not.
+    """
     sizes = graph_sizes(limits.max_batch) if has_graphs else []
-    is_alone = shard.parallelism.num_workers == 1
+    has_nccl = has_graphs and shard.parallelism.num_workers > 1
     return MemoryNeeds(
         weights=weight_bytes(config, shard, dtype),
         activations=_activation_bytes(config, shard, dtype, limits.max_tokens)
         + _drawing_bytes(config, shard, dtype, limits.max_batch),
         graphs=_graph_bytes(config, shard, dtype, sizes),
         workspaces=_workspace_bytes(config, shard, limits, sizes),
-        overhead=OVERHEAD_BYTES + (0 if is_alone else NCCL_BYTES),
+        overhead=OVERHEAD_BYTES + (NCCL_BYTES if has_nccl else 0),
     )
 
 

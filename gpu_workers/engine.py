@@ -126,10 +126,7 @@ def build_executor(
     shard, collectives = spec.shard_of(config), collectives or Alone()
     kernels = build_kernels(config, exchange.pool, spec.max_context_tokens, shard, gpu)
     if weights is None:
-        device = None if gpu is None else gpu.device.torch_device
-        weights = open_weights(config, spec, progress, device)
-        if gpu is not None:
-            weights = on_device(weights, config, gpu)
+        weights = _own_weights(config, spec, progress, gpu)
     with torch.inference_mode():
         model = build_model(Loader(config, kernels, weights, shard, collectives), kernels)
     logger.info("%s loaded as %s on %s kernels", config.name, spec.dtype, kernels.name)
@@ -152,6 +149,15 @@ def build_executor(
         collectives=collectives,
         runner=runner,
     )
+
+
+def _own_weights(
+    config: ModelConfig, spec: EngineSpec, progress: Callable[[float], None], gpu: Gpu | None
+) -> WeightSource:
+    """Loaded for this worker alone."""
+    if gpu is None:
+        return open_weights(config, spec, progress)
+    return on_device(open_weights(config, spec, progress, gpu.device.torch_device), config, gpu)
 
 
 def build_kernels(

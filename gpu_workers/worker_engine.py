@@ -16,7 +16,15 @@ import torch
 from gpu_workers.collectives import Alone, Collectives
 from gpu_workers.cpu_exchange import CpuExchange
 from gpu_workers.cuda_attention import stored_head_dim
-from gpu_workers.cuda_engine import Gpu, explaining, open_gpu, reckon_pool, usable, wants_gpu
+from gpu_workers.cuda_engine import (
+    Claim,
+    Gpu,
+    explaining,
+    open_gpu,
+    reckon_pool,
+    usable,
+    wants_gpu,
+)
 from gpu_workers.cuda_exchange import exchange_on, gpu_of
 from gpu_workers.cuda_memory import MemoryPlan, StepLimits
 from gpu_workers.engine import TORCH_DTYPES, EngineSpec, build_executor, pool_layout
@@ -135,39 +143,42 @@ class WorkerEngine:
         self._undo.close()
 
     def _kept(self, exchange: OwnExchange) -> OwnExchange:
-        """Closed at our end, or by then a peer that stands still could hold up the process'."""
+        """Closed with us: or else a peer that stands still would hold up the process' end."""
         self._undo.callback(_part, exchange)
         return exchange
 
     def _build_on_gpu(
         self, open_gpu: Callable[..., Gpu], exchange_on: Callable[..., OwnExchange]
     ) -> None:
+        gpu, met, weights = self._open(open_gpu), None, None
+        if self._config.share_gpus:
+            # First: for one rank held weights may be there, for another they take minutes.
+            met, weights = self._meet(gpu), self._held_weights(gpu)
+        claim = self._claim(met, weights)
+        plan = reckon_pool(gpu, self._model, self._shard, self._config.dtype, claim)
+        with explaining(plan):
+            whole, name = self._pool_layout(plan), str(self._config.name)
+            self.layout = usable(whole)
+            self.exchange = self._kept(exchange_on(gpu.device.torch_device, whole, name))
+            self.executor = self._join(gpu, met, weights)
+
+    def _open(self, open_gpu: Callable[..., Gpu]) -> Gpu:
         config = self._config
         # A prompt longer than L_m travels alone, so it may be as long as the context.
         limits = StepLimits(max(config.prefill_tokens, config.max_context_tokens), config.max_batch)
         index = config.device
         if config.share_gpus:
             index %= max(1, torch.cuda.device_count())
-        gpu = open_gpu(index, config.dtype, limits, self._report_capture)
-        met = weights = None
-        if config.share_gpus:
-            # First: for one rank held weights may be there, for another they take minutes.
-            met, weights = self._meet(gpu), self._held_weights(gpu)
-        plan = reckon_pool(
-            gpu,
-            self._model,
-            self._shard,
-            config.dtype,
-            kv_bytes=config.kv_bytes,
-            utilization=config.gpu_memory_utilization,
+        return open_gpu(index, config.dtype, limits, self._report_capture)
+
+    def _claim(self, met: Collectives | None, weights: WeightSource | None) -> Claim:
+        """Ranks that have not met yet have a GPU each, and will capture their steps."""
+        return Claim(
+            kv_bytes=self._config.kv_bytes,
+            utilization=self._config.gpu_memory_utilization,
             has_weights=weights is not None,
+            has_graphs=met is None or met.on_device is not None,
         )
-        with explaining(plan):
-            whole = self._pool_layout(plan)
-            self.layout = usable(whole)
-            name = str(config.name)
-            self.exchange = self._kept(exchange_on(gpu.device.torch_device, whole, name))
-            self.executor = self._join(gpu, met, weights)
 
     def _pool_layout(self, plan: MemoryPlan | None = None) -> RankLayout:
         config = self._config

@@ -14,7 +14,7 @@ import torch
 from gpu_workers.check_gpu.exporter import Exporter
 from gpu_workers.collectives import Collectives
 from gpu_workers.cuda_attention import stored_head_dim
-from gpu_workers.cuda_engine import Gpu, open_gpu, reckon_pool
+from gpu_workers.cuda_engine import Claim, Gpu, open_gpu, reckon_pool
 from gpu_workers.cuda_exchange import exchange_on, gpu_of
 from gpu_workers.cuda_memory import StepLimits
 from gpu_workers.engine import TORCH_DTYPES, EngineSpec, build_executor, pool_layout
@@ -66,14 +66,8 @@ class GpuPlace:
 
     def layout(self, subject: Subject, shard: Shard) -> RankLayout:
         config = read_config(subject.model_dir)
-        plan = reckon_pool(
-            self._gpu,
-            config,
-            shard,
-            subject.dtype,
-            kv_bytes=subject.kv_bytes,
-            utilization=subject.gpu_memory_utilization,
-        )
+        claim = Claim(kv_bytes=subject.kv_bytes, utilization=subject.gpu_memory_utilization)
+        plan = reckon_pool(self._gpu, config, shard, subject.dtype, claim)
         return pool_layout(
             config,
             dtype=subject.dtype,

@@ -6,8 +6,17 @@ import pytest
 import torch
 
 from gpu_workers.cuda_attention import stored_head_dim, workspace_bytes
-from gpu_workers.cuda_engine import Gpu, explaining, open_gpu, reckon_pool, usable, wants_gpu
+from gpu_workers.cuda_engine import (
+    Claim,
+    Gpu,
+    explaining,
+    open_gpu,
+    reckon_pool,
+    usable,
+    wants_gpu,
+)
 from gpu_workers.cuda_memory import (
+    NCCL_BYTES,
     MemoryNeeds,
     MemoryPlan,
     StepLimits,
@@ -157,8 +166,7 @@ def test_ranks_of_an_instance_reckon_alike_though_they_hold_unequal_parts(tmp_pa
             config,
             config.shard(parallelism, stage, 0),
             DType.BF16,
-            kv_bytes=1,
-            utilization=0.5,
+            Claim(kv_bytes=1, utilization=0.5),
         )
         for stage in (0, 1)
     ]
@@ -169,8 +177,32 @@ def test_ranks_of_an_instance_reckon_alike_though_they_hold_unequal_parts(tmp_pa
 def test_without_a_share_the_pool_is_as_large_as_configured(tmp_path: Path) -> None:
     config = read_config(llama_gqa(tmp_path))
     gpu = Gpu(FakeDevice(), None, LIMITS)
-    plan = reckon_pool(gpu, config, config.whole, DType.BF16, kv_bytes=3 * GIB, utilization=None)
+    plan = reckon_pool(gpu, config, config.whole, DType.BF16, Claim(kv_bytes=3 * GIB))
     assert plan.kv_bytes == 3 * GIB
+
+
+@pytest.mark.parametrize("utilization", [None, 0.5])
+def test_ranks_that_share_a_gpu_reckon_without_graphs_and_without_nccl(
+    tmp_path: Path, utilization: float | None
+) -> None:
+    """They have neither; it once kept gigabytes from their pools."""
+    config = read_config(llama_gqa(tmp_path))
+    gpu = Gpu(FakeDevice(), None, LIMITS)
+    shard = config.shard(Parallelism(tp=2), 0, 0)  # which needs the most
+    apart, shared = (
+        reckon_pool(
+            gpu,
+            config,
+            shard,
+            DType.BF16,
+            Claim(kv_bytes=GIB, utilization=utilization, has_graphs=has_graphs),
+        )
+        for has_graphs in (True, False)
+    )
+    assert shared.needs.graphs == 0 < apart.needs.graphs
+    assert apart.needs.overhead - shared.needs.overhead == NCCL_BYTES
+    more = shared.kv_bytes - apart.kv_bytes
+    assert more == (0 if utilization is None else apart.needs.total - shared.needs.total)
 
 
 def test_the_last_block_of_a_pool_is_not_handed_out() -> None:

@@ -160,6 +160,34 @@ def test_ranks_meet_before_they_wait_for_weights(
     assert done == ["met", "weights"]
 
 
+@pytest.mark.parametrize("on_device", [None, object()], ids=["one GPU", "a GPU each"])
+def test_ranks_that_have_met_on_one_gpu_reckon_without_graphs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    on_device: object,
+) -> None:
+    class Met:
+        def __init__(self) -> None:
+            self.on_device = on_device
+
+        def close(self) -> None:
+            pass
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ModelError("as far as this goes")
+
+    monkeypatch.setattr(worker_engine, "join_gpus", lambda *_, **__: Met())
+    monkeypatch.setattr(worker_engine, "held_weights", lambda *_, **__: None)
+    monkeypatch.setattr(worker_engine, "gpu_of", lambda device: Place(0, ("GPU-a",)))
+    monkeypatch.setattr(worker_engine, "build_executor", refuse)
+    caplog.set_level(logging.INFO)
+    with pytest.raises(ModelError, match="as far as this goes"):
+        engine(llama_gqa(tmp_path / "model"), tmp_path, FakeDevice(), Parallelism(2, 1))
+    (reckoned,) = (m for m in caplog.messages if m.startswith("of the GPU's memory"))
+    assert ("decode graphs" in reckoned) == (on_device is not None)
+
+
 def test_where_no_holder_comes_up_a_worker_loads_for_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
