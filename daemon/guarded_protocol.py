@@ -41,12 +41,14 @@ FRAMING_PER_BODY_BYTE = 8  # chunks of one byte need 5
 class Guards(msgspec.Struct, frozen=True, kw_only=True):
     """How long a client may take, in seconds, and who is told of refusals.
 
-    `flush_s` is for reading what was sent before the connection was closed.
+    `flush_s` is for reading what was sent before the connection was closed, `unread_s` for reading
+    so much of it before that more can be sent.
     """
 
     head_s: float = 10.0
     linger_s: float = 2.0
     flush_s: float = 60.0
+    unread_s: float = 120.0
     on_refused: Callable[[ServeError], None] = lambda _: None
 
 
@@ -59,6 +61,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._guards = guards
         self._book = book
         self._timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
         self._is_deaf = False  # nothing that still comes is read
         self._unsaid: ServeError | None = None  # why, to be said after the answers that are due
         self._running: RequestResponseCycle | None = None  # is being answered
@@ -82,6 +85,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._book.release(self)
         self._disarm()
+        self._disarm_unread()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
         for cycle in (self._running, *(queued for queued, _ in self.pipeline)):
@@ -94,6 +98,20 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         self._close()
+
+    def pause_writing(self) -> None:
+        """Whoever wants to send more has to wait, and not all who do have a bound of their own."""
+        super().pause_writing()
+        self._unread_timer = self.loop.call_later(self._guards.unread_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._disarm_unread()
+
+    def _disarm_unread(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     # ---- what arrives -----------------------------------------------------------------------
 

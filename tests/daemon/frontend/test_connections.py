@@ -199,3 +199,19 @@ async def test_a_client_that_does_not_read_an_answer_to_its_end_loses_its_connec
     assert book.num_open == 0
     assert len(service.submitter.generations) == 1 + is_behind
     assert not caplog.messages
+
+
+async def test_what_waits_behind_an_answer_that_nobody_reads_does_not_wait_for_ever(
+    tokenizer: Tokenizer,
+) -> None:
+    """Such as an answer to a question about health, which has no bound of its own."""
+    service = Service(tokenizer, reply=REPLY, limits=Limits())
+    service.book = book = WatchedBook(10, 10)
+    service.guards = Guards(unread_s=0.2)
+    long = [Delta(0, "x" * 10_000_000, (1,), None, FinishReason.LENGTH)]
+    service.submitter.script = lambda _: [long]
+    async with service.running(), wire_to(service.port) as wire:
+        wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await wire.send(post(COMPLETIONS, BODY) + HEALTH)
+        await book.has_released.wait()
+    assert book.num_open == 0
