@@ -165,6 +165,7 @@ class Admission:
     A request that nothing waits before is always taken: refusing it would not make it faster, and
     an estimate that has become wrong could otherwise never be corrected. The prompts of one call
     are counted one behind the other, in the order in which they would be prefilled.
+    What will come later and go before it is foretold by what came of late.
     """
 
     def __init__(self, *, max_queued: int, ttft_s: float | None = None) -> None:
