@@ -1,8 +1,7 @@
 """Measure an instance's steps and pulls in rounds and put the planner's table together."""
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 import msgspec
@@ -10,9 +9,9 @@ import torch
 
 from gpu_workers.errors import ModelError
 from gpu_workers.profiling.bench import PEER, Engine, PullBench, StepBench
-from gpu_workers.profiling.grid import Grid, Room, StepShape
+from gpu_workers.profiling.grid import CONTEXTS, Grid, Room, StepShape
 from gpu_workers.profiling.pipelining import slowest_stage
-from gpu_workers.profiling.ranks import Rank
+from gpu_workers.profiling.ranks import Rank, without_collector
 from gpu_workers.profiling.rounds import (
     Budget,
     Once,
@@ -79,12 +78,16 @@ def measure(
     )
     grid = Grid.of(room)
     if not grid.prefill or not grid.decode:
-        raise ModelError("the KV pool or the context is too small to measure anything")
+        raise ModelError(
+            f"the KV pool or the context is too small to measure anything: a context of "
+            f"{room.max_context} tokens in {room.num_blocks} blocks of {room.block_size}, where a "
+            f"decode has {CONTEXTS[0]} at least"
+        )
     parallelism = engine.model.shard.parallelism
     rank.exchange.pool.fill_(0.5)  # so that its memory is there
     with (
         torch.inference_mode(),
-        _without_collector(),
+        without_collector(),
         closing(rank.place.stopwatch(is_alone=parallelism.num_workers == 1)) as stopwatch,
         rank.place.twin(rank.exchange, max(grid.pulls), WorkerName(PEER)) as num_peer_blocks,
     ):
@@ -160,15 +163,3 @@ def _prefill_points(
         PrefillPoint(step.num_prompts, step.num_new, typical(samples[step]))
         for step in grid.prefill
     ]
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """No pauses by Python's garbage collector, as in a worker's step loop."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

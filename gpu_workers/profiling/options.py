@@ -8,6 +8,8 @@ from pathlib import Path
 from ipc.messages import LoadFormat
 from ipc.vocabulary import DType
 
+MOST_THREADS = 1024  # of one worker; far beyond that the threads' own library ends the process
+
 DESCRIPTION = """\
 Measure how long an instance's steps take on this machine: prefill by prompt length
 and by number of prompts, decode by batch and context, chunks of prompts beside
@@ -69,7 +71,7 @@ def _add_worker_options(add: Callable[..., argparse.Action]) -> None:
         help="memory for each KV pool, GiB; default: 1, on GPUs what --gpu-memory-utilization "
         "leaves",
     )
-    add("--threads", type=_count, default=1, help="compute threads of each worker; default: 1")
+    add("--threads", type=_threads, default=1, help="compute threads of each worker; default: 1")
     add("--tp", type=_count, default=1, help="workers that share every matrix; default: 1")
     add("--pp", type=_count, default=1, help="stages that share the layers; default: 1")
 
@@ -121,6 +123,13 @@ def _count(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
+def _threads(text: str) -> int:
+    number = _count(text)
+    if number > MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{number} is more than {MOST_THREADS}")
     return number
 
 

@@ -4,6 +4,7 @@ All of them build their engine from the same `Subject`; the leader stays in the 
 measures, the others carry out its plans. Where there are enough cores each rank on CPU has its own.
 """
 
+import gc
 import logging
 import os
 import subprocess
@@ -144,6 +145,18 @@ def has_cores_for(subject: Subject) -> bool:
     return needed <= len(os.sched_getaffinity(0))
 
 
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """No pauses by Python's garbage collector, as in a worker's step loop."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def endpoint(directory: str) -> str:
     """Where plans are heard."""
     return f"ipc://{directory}/plans.ipc"
@@ -185,6 +198,7 @@ def follow(
     """Carry out the leader's plans until it dismisses us."""
     draws = name == drawer(INSTANCE, subject.parallelism)
     with (
+        without_collector(),
         closing(FollowerBus(endpoint(directory), name)) as feed,
         _watching(executor, needed=draws and subject.first_gpu is not None) as device,
     ):

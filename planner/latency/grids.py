@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise, product
 from math import inf
 
+from scipy.optimize import isotonic_regression
+
 from ipc.latency import DecodeTerms
 from planner.latency.interface import Source, StepLine
 
@@ -37,8 +39,25 @@ class Curve:
 
 
 def never_falling(points: Row) -> list[tuple[float, float]]:
-    """The points with each value raised to the largest before it: noise must not reward work."""
-    return list(zip((x for x, _ in points), accumulate((y for _, y in points), max), strict=True))
+    """The nearest values that never fall, by least squares: noise must not reward work. What falls
+    is replaced by its mean (isotonic regression): raising it to the largest value before it would
+    make every level stretch as slow as its slowest measurement."""
+    levelled = isotonic_regression([y for _, y in points]).x.tolist()
+    return list(zip((x for x, _ in points), levelled, strict=True))
+
+
+def never_falling_rows(rows: Mapping[int, Row]) -> dict[int, Row]:
+    """The same of a grid, by row and by x: first along the rows' numbers, where they have the same
+    x, then along each row, which keeps what the first has done."""
+    columns: dict[float, list[tuple[float, float]]] = {}
+    for number in sorted(rows):
+        for x, y in rows[number]:
+            columns.setdefault(x, []).append((float(number), y))
+    levelled = {x: dict(never_falling(column)) for x, column in columns.items()}
+    return {
+        number: never_falling([(x, levelled[x][float(number)]) for x, _ in row])
+        for number, row in rows.items()
+    }
 
 
 class Grid:
@@ -96,6 +115,7 @@ class DecodeGrid:
 
     def __init__(self, rows: Mapping[int, Row], beyond: DecodeTerms) -> None:
         self._beyond = beyond
+        rows = never_falling_rows(rows)
         self._rows = {batch: self._curve(batch, rows[batch]) for batch in sorted(rows)}
         self._knots = {batch: [x for x, _ in rows[batch]] for batch in rows}
         self._batches = sorted(rows)
@@ -110,7 +130,7 @@ class DecodeGrid:
 
     def _curve(self, batch: int, row: Row) -> Curve:
         slope = self._beyond.per_token_s * batch
-        return Curve(never_falling(row), slope_below=slope, slope_above=slope)
+        return Curve(row, slope_below=slope, slope_above=slope)
 
     def _chain(self, batch: int) -> tuple[list[float], list[StepLine]]:
         """Lines between knots; the first and the last continue the grid with the fit's slope."""

@@ -11,6 +11,8 @@ from ipc.profile_table import TABLE_VERSION, ProfileTable
 from planner.errors import ProfileError
 
 MIN_POINTS = 3  # of prefill and of decode: as many as a fit has coefficients
+LEAST_MS, MOST_MS = 1e-6, 1e9  # other times are slips, and squares of them no numbers any more
+MOST_SATURATION = 1_000_000  # tokens, as `--prefill-tokens`
 
 
 def read_profile(path: Path) -> ProfileTable:
@@ -37,7 +39,7 @@ def _check_version(path: Path, body: Any) -> None:
     version = body.get("version", 1)
     if version != TABLE_VERSION:
         raise ProfileError(
-            f"{path} is a profile of version {version}, this planner reads version "
+            f"{path} is a profile of version {version!r}, this planner reads version "
             f"{TABLE_VERSION}: measure again with `distserve profile`"
         )
 
@@ -45,12 +47,20 @@ def _check_version(path: Path, body: Any) -> None:
 def _check_times(path: Path, table: ProfileTable) -> None:
     for section in ("prefill", "decode", "mixed", "transfer"):
         for number, point in enumerate(getattr(table, section)):
-            if not point.ms > 0:
-                raise ProfileError(f"{path}: {section}[{number}].ms is {point.ms:g}, not above 0")
+            if not LEAST_MS <= point.ms <= MOST_MS:
+                raise ProfileError(
+                    f"{path}: {section}[{number}].ms is {point.ms:g}, "
+                    f"not between {LEAST_MS:g} and {MOST_MS:g}"
+                )
 
 
 def _check_points(path: Path, table: ProfileTable) -> None:
-    """Curves need points apart from one another."""
+    """Curves need points apart from one another, and L_m is a prompt's length."""
+    if table.saturation_tokens > MOST_SATURATION:
+        raise ProfileError(
+            f"{path}: saturation_tokens is {table.saturation_tokens}, at most {MOST_SATURATION} "
+            "can be"
+        )
     for section in ("prefill", "decode"):
         if len(getattr(table, section)) < MIN_POINTS:
             raise ProfileError(f"{path}: {section} has fewer than {MIN_POINTS} points to go by")

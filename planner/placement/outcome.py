@@ -49,7 +49,9 @@ def nothing_fits(problem: Problem, dropped: Sequence[Dropped]) -> str:
         both = "a node has" if problem.affinity is Affinity.LOW else "there are"
         return f"{where}: {both} too few devices for a prefill and a decode instance"
     reasons = Counter(_essence(one.reason) for one in dropped)
-    largest = max(dropped, key=lambda one: (one.candidate.num_devices, reasons[one.reason]))
+    largest = max(
+        dropped, key=lambda one: (one.candidate.num_devices, reasons[_essence(one.reason)])
+    )
     return f"{where}: of {len(dropped)} candidates the largest was refused as {largest.reason}"
 
 

@@ -6,6 +6,7 @@ from math import inf
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import orjson
 import pytest
 
@@ -46,6 +47,38 @@ def test_measured_decodes_are_given_back() -> None:
     for point in TABLE.decode:
         tokens = point.batch * point.context
         assert 1000 * decode_s(MODEL, point.batch, tokens) == pytest.approx(point.ms)
+
+
+NOISY_MS = {1: (13.3, 13.0, 13.0), 2: (13.8, 12.3, 13.8), 4: (12.4, 15.4, 16.6)}
+NOISY_CONTEXTS = (64, 256, 512)
+
+
+def noisy(rows: dict[int, tuple[float, ...]]) -> MeasuredLatency:
+    """The table with these decodes."""
+    points = [
+        DecodePoint(batch, context, ms)
+        for batch, row in rows.items()
+        for context, ms in zip(NOISY_CONTEXTS, row, strict=True)
+    ]
+    return MeasuredLatency(msgspec.structs.replace(TABLE, decode=tuple(points)))
+
+
+def test_noise_makes_no_decode_shorter_for_a_larger_batch_or_a_longer_context() -> None:
+    model = noisy(NOISY_MS)
+    grid = np.array([[decode_s(model, b, b * c) for c in NOISY_CONTEXTS] for b in (1, 2, 3, 4, 6)])
+    assert (np.diff(grid, axis=0) >= -1e-12).all()
+    assert (np.diff(grid, axis=1) >= -1e-12).all()
+
+
+def test_a_level_stretch_takes_what_it_took_in_the_mean() -> None:
+    """A bug: each value was raised to the largest before it, so that short steps were promised 5 %
+    slower than they had been measured."""
+    model = noisy({1: NOISY_MS[1], 2: (14.0, 15.0, 16.0), 4: (17.0, 18.0, 19.0)})
+    for context in NOISY_CONTEXTS:
+        assert 1000 * decode_s(model, 1, context) == pytest.approx(13.1)
+    both = noisy({1: (13.0, 14.0, 15.0), 2: (12.0, 14.5, 15.5), 4: (17.0, 18.0, 19.0)})
+    for batch in (1, 2):
+        assert 1000 * decode_s(both, batch, batch * 64) == pytest.approx(12.5)
 
 
 def test_measured_mixed_steps_are_given_back() -> None:
@@ -201,7 +234,14 @@ def test_a_table_is_read_from_its_file(tmp_path: Path) -> None:
         ({"version": 1}, "version 1, this planner reads version 2"),
         ({"version": 7}, "version 7, this planner reads version 2"),
         ({"decode": [{"batch": 1, "context": "x", "ms": 1}]}, r"decode\[0\].context"),
-        ({"prefill": [{"num_prompts": 1, "num_tokens": 16, "ms": 0}]}, r"prefill\[0\].ms is 0"),
+        (
+            {"prefill": [{"num_prompts": 1, "num_tokens": 16, "ms": 0}]},
+            r"prefill\[0\].ms is 0, not",
+        ),
+        ({"transfer": [{"num_tokens": 16, "ms": 1e-320}]}, r"transfer\[0\].ms is 9.99989e-321"),
+        ({"transfer": [{"num_tokens": 16, "ms": 1e300}]}, r"transfer\[0\].ms is 1e\+300, not"),
+        ({"saturation_tokens": 10**15}, "saturation_tokens is 1000000000000000, at most 1000000"),
+        ({"version": "2"}, "version '2', this planner reads version 2"),
         ({"decode": []}, "decode has fewer than 3 points"),
         ({"block_size": 0}, r"`int` >= 1 - at `\$.block_size`"),
         ({"decode": [{"batch": 1, "context": 64, "ms": 8}] * 3}, r"decode\[1\] repeats"),

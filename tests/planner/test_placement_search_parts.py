@@ -11,12 +11,13 @@ from planner.deployment import Group
 from planner.goodput import Goodput
 from planner.intervals import Interval
 from planner.placement.candidates import pair
-from planner.placement.choices import Evaluated
+from planner.placement.choices import Candidate, Dropped, Evaluated, System
 from planner.placement.crew import Crew
 from planner.placement.hunt import pooled
 from planner.placement.laboratory import FindGoodput, Laboratory, Part, Setup
 from planner.placement.limits import Limits
 from planner.placement.options import Depth
+from planner.placement.outcome import nothing_fits
 from planner.placement.ranking import best_of, contenders, ratio
 from planner.placement.search import search
 from planner.placement.variation import Variation, varied
@@ -132,3 +133,17 @@ def test_what_was_simulated_once_is_not_simulated_again() -> None:
         so_far = crew.num_simulations
         assert search(problem, options, crew=crew).num_simulations == 0
         assert crew.num_simulations == so_far
+
+
+def test_of_refused_candidates_of_one_size_the_commonest_reason_is_told() -> None:
+    """A bug: reasons were counted without the shapes that they were said of, and looked up with."""
+    small, memory = "its pool holds 160 tokens", "weights take 325 GiB"
+    dropped = [
+        Dropped(Candidate(System.PREFILL_FIRST, (Group(Role.MIXED, 1, shape),)), reason)
+        for shape, reason in (
+            (Parallelism(2, 1), f"mixed at tp 2, pp 1: {small}"),
+            (Parallelism(1, 2), f"mixed at tp 1, pp 2: {memory}"),
+            (ONE, f"mixed at tp 1, pp 1: {memory}"),
+        )
+    ]
+    assert "refused as mixed at tp 1, pp 2: weights" in nothing_fits(small_problem(), dropped)

@@ -134,7 +134,7 @@ def test_the_command_says_in_one_sentence_what_is_wrong(
 @pytest.mark.parametrize(
     "wrong",
     [
-        *("--block-size=0", "--threads=-1", "--seconds=nan", "--kv-gib=x"),
+        *("--block-size=0", "--threads=-1", "--threads=100000", "--seconds=nan", "--kv-gib=x"),
         *("--device=gpu", "--pull-from=-1", "--gpu-memory-utilization=1.5"),
     ],
 )
