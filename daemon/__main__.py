@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -150,8 +151,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse with sysexits' code for wrong usage, which a service manager need not try again."""
 
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n")
+        self.exit(EXIT_USAGE, f"{self.prog}: {message} (`{self.prog} --help` lists the options)\n")
 
 
 def _addresses(text: str) -> dict[str, dict[str, str]]:
@@ -162,6 +162,11 @@ def _addresses(text: str) -> dict[str, dict[str, str]]:
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _values(kind: type[StrEnum]) -> list[str]:
+    """As argparse is to tell them: it would show the members of an enum in Python's words."""
+    return [member.value for member in kind]
 
 
 def _serve_parser() -> argparse.ArgumentParser:
@@ -222,15 +227,15 @@ def _serve_parser() -> argparse.ArgumentParser:
     option("link-timeout-s", "silence after which a joined node is taken for lost", type=float)
     option("chunk-tokens", "mixed instances: token budget of a step, prompts in chunks; "
            "without it, waiting prompts run whole and first", type=int, metavar="N")  # fmt: skip
-    option("dtype", "weights, activations and KV cache", choices=list(DType))
+    option("dtype", "weights, activations and KV cache", choices=_values(DType))
     option("device", "what workers compute on; auto: GPUs where there are any",
-           choices=list(DeviceKind))  # fmt: skip
+           choices=_values(DeviceKind))  # fmt: skip
     option("share-gpus", "more workers than GPUs: they take turns, or share by MPS; for "
            "development and small deployments", action="store_true", default=None)  # fmt: skip
     option("gpu-memory-utilization", "share of its GPU's memory that a worker may take: what "
            "weights, steps and graphs leave of it is the KV pool, in place of kv-cache-gib",
            type=float)  # fmt: skip
-    option("load-format", "dummy: random weights, for benchmarks", choices=list(LoadFormat))
+    option("load-format", "dummy: random weights, for benchmarks", choices=_values(LoadFormat))
     option("max-context-tokens", "longest prompt + output (default: the model's own)", type=int)
     option("kv-cache-gib", "KV pool of each worker in GiB", type=float)
     option("prefill-kv-cache-gib", "the same, for prefill instances alone", type=float)
@@ -240,7 +245,7 @@ def _serve_parser() -> argparse.ArgumentParser:
            "`distserve profile` measures it; a placement file's own wins", type=int)  # fmt: skip
     option("prefill-policy", "fcfs: prompts are read in the order of their arrival (the default); "
            "skip-join: short ones first, long ones in chunks of L_m, and nobody waits for ever; "
-           "chunk-tokens has an order of its own", choices=list(PrefillPolicy))  # fmt: skip
+           "chunk-tokens has an order of its own", choices=_values(PrefillPolicy))  # fmt: skip
     option("max-batch", "choices that decode together at most", type=int)
     option("max-queued", "requests that may wait before 429 is answered", type=int)
     option("admission", "full: nobody is refused until max-queued wait; slo: nor who would have to "

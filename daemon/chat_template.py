@@ -12,10 +12,12 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import msgspec
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from daemon.config_errors import reason_of, sentence_of
 from daemon.errors import ConfigError, InvalidRequest
 from daemon.tokenizer_files import named_tokens, read_json
 
@@ -29,6 +31,13 @@ _REFUSALS = (
     LookupError,
     RecursionError,
 )
+
+
+class _Named(msgspec.Struct):
+    """One of several in `tokenizer_config.json`."""
+
+    name: str
+    template: str
 
 
 class ChatTemplate:
@@ -125,11 +134,23 @@ def _strftime_now(pattern: str) -> str:
 def _find_source(directory: Path) -> str | None:
     file = directory / "chat_template.jinja"
     if file.exists():
-        return file.read_text(encoding="utf-8")
-    found = read_json(directory / "tokenizer_config.json").get("chat_template")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file} cannot be read: {reason_of(error)}") from error
+    settings = directory / "tokenizer_config.json"
+    found = read_json(settings).get("chat_template")
     if isinstance(found, list):
-        return _default_of({entry["name"]: entry["template"] for entry in found})
+        return _default_of(_named(found, settings))
     return found if isinstance(found, str) else None
+
+
+def _named(templates: list[Any], file: Path) -> dict[str, str]:
+    try:
+        return {entry.name: entry.template for entry in msgspec.convert(templates, list[_Named])}
+    except msgspec.ValidationError as error:
+        where = sentence_of(error, list[_Named], "chat_template")
+        raise ConfigError(f"{file}: {where}") from error
 
 
 def _default_of(templates: Mapping[str, str]) -> str | None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from daemon.config_errors import sentence_of, unknown
+from daemon.config_errors import reason_of, sentence_of, unknown
 from daemon.devices import read_devices
 from daemon.errors import ConfigError
 from daemon.exposure import check_exposure, is_loopback
@@ -98,7 +98,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     mixed_pp: Degree = 1
     dtype: DType = DType.BF16
     load_format: LoadFormat = LoadFormat.SAFETENSORS
-    max_context_tokens: Positive | None = None
+    max_context_tokens: Annotated[int, msgspec.Meta(ge=2)] | None = None  # one in, one out
     kv_cache_gib: Gibibytes = 1.0
     prefill_kv_cache_gib: Gibibytes | None = None
     decode_kv_cache_gib: Gibibytes | None = None
@@ -117,7 +117,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: DeviceKind = DeviceKind.AUTO
     share_gpus: bool = False
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    threads_per_worker: Positive | None = None
+    threads_per_worker: Degree | None = None
     devices: tuple[str, ...] = ()
     drain_s: Seconds = 30.0
     start_timeout_s: Seconds = 600.0
@@ -194,8 +194,8 @@ def model_context(config: DaemonConfig) -> int:
             "(`distserve models fetch smollm2` makes one)"
         )
     limit = read_json(config_file).get("max_position_embeddings")
-    if not isinstance(limit, int):
-        raise ConfigError(f"{config_file} gives no max_position_embeddings")
+    if type(limit) is not int or limit < 2:
+        raise ConfigError(f"{config_file} gives no max_position_embeddings of 2 or more")
     if config.max_context_tokens is not None and config.max_context_tokens > limit:
         raise ConfigError(
             f"max_context_tokens is {config.max_context_tokens}, the model was made for {limit}"
@@ -205,10 +205,10 @@ def model_context(config: DaemonConfig) -> int:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark first
     except (OSError, ValueError, RecursionError) as error:
         # tomllib lets out more than its own error: numbers of thousands of digits, deep nesting.
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {reason_of(error)}") from error
 
 
 def _check_version(config_file: Path | None, version: object) -> None:

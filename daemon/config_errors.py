@@ -29,6 +29,11 @@ _TYPES = {
     "object": "a table",
     "null": "nothing",
 }
+_EXAMPLES = {
+    "address": "tcp://10.0.0.1:7400",
+    "admin_address": "tcp://127.0.0.1:9471",
+    "otlp_endpoint": "http://localhost:4318",
+}
 _SIGNS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 
@@ -39,7 +44,21 @@ def sentence_of(error: msgspec.ValidationError, kind: Any, path: str = "") -> st
     if found := _PATH.search(text):
         text, inner = text[: found.start()], found["path"]
     where = f"{path}{inner}".lstrip(".")
-    return f"{where}: {_finding(text, kind, inner)}" if where else _finding(text, kind, inner)
+    finding = _finding(text, kind, inner) + (_example(where) if _PATTERN.match(text) else "")
+    return f"{where}: {finding}" if where else finding
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be read, without Python's numbers, codecs and the path once more."""
+    match error:
+        case OSError(strerror=str(reason)):
+            return reason
+        case UnicodeDecodeError():
+            return "it is no text in UTF-8"
+        case RecursionError():
+            return "it is nested too deeply"
+        case _:
+            return str(error)
 
 
 def unknown(key: str, known: Iterable[str]) -> str:
@@ -65,6 +84,12 @@ def _finding(text: str, kind: Any, inner: str) -> str:
     if _PATTERN.match(text):
         return "it does not look like one"
     return text
+
+
+def _example(where: str) -> str:
+    """Of a field with a pattern, which nobody could read."""
+    name = re.split(r"[^a-z_]", where.replace("-", "_"))[-1].lstrip("_")
+    return f", such as {_EXAMPLES[name]}" if name in _EXAMPLES else ""
 
 
 def _named(types: str) -> str:

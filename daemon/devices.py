@@ -105,16 +105,16 @@ def _read_cores(words: Sequence[str]) -> tuple[Cores, ...]:
     """The cores of each device."""
     allowed = os.sched_getaffinity(0)
     devices = tuple(_read(word) for word in words)
-    taken: dict[int, str] = {}
-    for word, cores in zip(words, devices, strict=True):
+    taken: dict[int, int] = {}
+    for number, (word, cores) in enumerate(zip(words, devices, strict=True)):
         for core in cores:
             if core not in allowed:
                 raise ConfigError(
                     f"devices: {word}: there is no core {core} for this process, but "
                     f"{_listed(allowed)}"
                 )
-            if (other := taken.setdefault(core, word)) is not word:
-                raise ConfigError(f"devices: {other} and {word} share core {core}")
+            if (other := taken.setdefault(core, number)) != number:
+                raise ConfigError(f"devices: {words[other]} and {word} share core {core}")
     return devices
 
 

@@ -50,7 +50,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise AlreadyRunning(f"{host}:{port} is in use; choose another --port") from error
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def check_listener(listener: socket.socket, config: DaemonConfig) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import orjson
 
 from daemon.config import SLO, DaemonConfig
+from daemon.config_errors import reason_of
 from daemon.door import Target
 from daemon.errors import ConfigError
 from daemon.slo import Targets
@@ -70,7 +71,7 @@ def read_table(file: Path) -> ProfileTable:
             )
         table = msgspec.convert(body, ProfileTable)
     except (OSError, orjson.JSONDecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{file}: {error}") from error
+        raise ConfigError(f"{file}: {reason_of(error)}") from error
     if not table.prefill:
         raise ConfigError(f"{file}: prefill holds no steps")
     for number, point in enumerate(table.prefill):

@@ -7,15 +7,19 @@ and `merges.txt`, from which the same byte-level BPE is built.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from daemon.config_errors import reason_of, sentence_of
 from daemon.errors import ConfigError
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+_Id = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]  # some files have -1 for none
 
 
 class TokenIds(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +33,14 @@ class TokenIds(msgspec.Struct, frozen=True, kw_only=True):
     bos: int | None = None
     eos: tuple[int, ...] = ()
     prepend_bos: bool = False
+
+
+class _Numbers(msgspec.Struct, frozen=True):
+    """What is read of `config.json` and `generation_config.json` here."""
+
+    eos_token_id: _Id | tuple[_Id, ...] | None = None
+    vocab_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    model_type: object = None
 
 
 def load_library(directory: Path) -> tokenizers.Tokenizer:
@@ -51,18 +63,18 @@ def load_library(directory: Path) -> tokenizers.Tokenizer:
 
 def load_token_ids(directory: Path, library: tokenizers.Tokenizer) -> TokenIds:
     """What the directory's configuration files say about token ids."""
-    config = read_json(directory / "config.json")
-    generation = read_json(directory / "generation_config.json")
+    config = _read_numbers(directory / "config.json")
+    generation = _read_numbers(directory / "generation_config.json")
     settings = read_json(directory / "tokenizer_config.json")
     names = named_tokens(directory)
-    eos = _as_ids(generation.get("eos_token_id")) or _as_ids(config.get("eos_token_id"))
+    eos = _as_ids(generation.eos_token_id) or _as_ids(config.eos_token_id)
     eos_named = _id_of(library, names.get("eos_token"))
     num_known = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
     return TokenIds(
-        num_token_ids=min(num_known, config.get("vocab_size") or num_known),
+        num_token_ids=min(num_known, config.vocab_size or num_known),
         bos=_id_of(library, names.get("bos_token")),
         eos=tuple(dict.fromkeys([*eos, *_as_ids(eos_named)])),
-        prepend_bos=bool(settings.get("add_bos_token", config.get("model_type") == "opt")),
+        prepend_bos=bool(settings.get("add_bos_token", config.model_type == "opt")),
     )
 
 
@@ -89,11 +101,18 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {reason_of(error)}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds no JSON object")
     return content
+
+
+def _read_numbers(path: Path) -> _Numbers:
+    try:
+        return msgspec.convert(read_json(path), _Numbers)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {sentence_of(error, _Numbers)}") from error
 
 
 def _byte_level_bpe(directory: Path, vocab: str, merges: str) -> tokenizers.Tokenizer:

@@ -158,3 +158,13 @@ def test_of_several_templates_the_default_is_taken(
 
 def test_a_model_may_have_no_template(template_of: Callable[..., ChatTemplate | None]) -> None:
     assert template_of() is None
+
+
+def test_a_template_that_cannot_be_read_is_refused_with_its_file(
+    template_of: Callable[..., ChatTemplate | None], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"_config\.json: chat_template\[0\]: it must be"):
+        template_of(chat_template=[1])
+    (tmp_path / "m" / "chat_template.jinja").write_bytes(b"\x80")
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja cannot be read: it is no text"):
+        ChatTemplate.from_directory(tmp_path / "m")

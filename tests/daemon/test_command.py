@@ -15,7 +15,17 @@ def test_wrong_usage_has_an_exit_code_that_is_not_restarted(
     with pytest.raises(SystemExit) as ended:
         main(["serve", *flags])
     assert ended.value.code == 64
-    assert flags[0] in capsys.readouterr().err
+    (told,) = capsys.readouterr().err.splitlines()
+    assert flags[0] in told
+    assert "(`distserve serve --help` lists the options)" in told
+
+
+def test_a_value_that_is_none_of_an_options_is_told_those_that_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--dtype", "int8"])
+    assert "'int8' (choose from 'bfloat16', 'float16', 'float32')" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [[], ["sevre"]])

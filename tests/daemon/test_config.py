@@ -42,6 +42,10 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path)
             r"prefill_policy skip-join is for steps of prompts alone",
         ),
         ("mixed_tp = 0", r"mixed_tp: it must be at least 1"),
+        ("threads_per_worker = 100000", r"threads_per_worker: it must be at most 1024"),
+        ("max_context_tokens = 1", r"max_context_tokens: it must be at least 2"),
+        ('otlp_endpoint = "me"', r"otlp_endpoint: it does not look like one, such as http://"),
+        ("a = " + "[" * 5000, r"node\.toml: it is nested too deeply"),
         ('log_level = "loud"', r"log_level: 'loud' is none of its values; there are: debug, "),
     ],
 )
@@ -51,8 +55,19 @@ def test_what_cannot_be_is_refused_with_its_path(tmp_path: Path, text: str, why:
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"/nowhere\.toml: .*No such file"):
+    with pytest.raises(ConfigError, match=r"^/nowhere\.toml: No such file or directory$"):
         read_config(Path("/nowhere.toml"), {})
+
+
+def test_a_file_that_is_no_text_is_refused_and_a_byte_order_mark_is_none_of_it(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "node.toml"
+    file.write_bytes(b"\xef\xbb\xbfport = 7000\n")
+    assert read_config(file, {}).port == 7000
+    file.write_bytes(b"\x80\x81")
+    with pytest.raises(ConfigError, match=r"node\.toml: it is no text in UTF-8$"):
+        read_config(file, {})
 
 
 @pytest.mark.parametrize("key", ["prefill", "decode_tp", "chunk_tokens"])
@@ -90,6 +105,9 @@ def test_the_context_is_the_models_unless_a_shorter_one_is_asked_for(
         ("[]", "no JSON object"),
         ("{}", "no max_position_embeddings"),
         ('{"max_position_embeddings": "512"}', "no max_position_embeddings"),
+        ('{"max_position_embeddings": -1}', "no max_position_embeddings of 2 or more"),
+        ('{"max_position_embeddings": true}', "no max_position_embeddings"),
+        ("[" * 100_000, "cannot be read: it is nested too deeply"),
     ],
 )
 def test_a_broken_model_configuration_is_refused(tmp_path: Path, text: str, why: str) -> None:

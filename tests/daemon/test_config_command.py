@@ -31,7 +31,8 @@ def test_every_trouble_is_told_on_a_line_of_its_own_with_file_and_key(
         f"distserve config: {file}: there is no key 'modle'; is model or node meant?",
         f"distserve config: {file}: port: it must be a whole number, not a text in quotes",
         f"distserve config: {file}: mixed_tp: it must be at least 1",
-        f"distserve config: {file}: nodes[...].address: it does not look like one",
+        f"distserve config: {file}: nodes[...].address: it does not look like one, such as "
+        "tcp://10.0.0.1:7400",
     ]
 
 

@@ -42,7 +42,7 @@ def test_a_device_is_a_core_a_range_or_several_joined() -> None:
         (["0-99999"], "no range of cores"),
         (["-1"], "'-1' is no device"),
         ([f"{FIRST}+{FIRST}"], "a core is in it twice"),
-        ([str(FIRST), str(FIRST)], f"share core {FIRST}"),
+        ([str(FIRST)] * 2, f"share core {FIRST}"),  # one object twice, as of short words
         (["4095"], "there is no core 4095 for this process"),
         (["GPU-0a1b2c3d-0000-0000-0000-000000000000"], "is a GPU, and device = cpu takes cores"),
     ],

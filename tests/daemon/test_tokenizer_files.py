@@ -100,3 +100,21 @@ def test_truncation_in_the_file_does_not_cut_prompts(tmp_path: Path) -> None:
     library.enable_truncation(4)
     (directory / "tokenizer.json").write_text(library.to_str(), encoding="utf-8")
     assert len(load(directory).encode(SENTENCES[0])) > 4
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("config.json", {"vocab_size": "400"}, "vocab_size: it must be a whole number"),
+        ("config.json", {"eos_token_id": "x"}, "eos_token_id: it must be a"),
+        ("generation_config.json", {"eos_token_id": [[1]]}, r"eos_token_id\[.*: it must be a"),
+        ("generation_config.json", {"eos_token_id": 10**30}, "eos_token_id: "),
+    ],
+)
+def test_a_number_that_is_none_is_refused_with_its_file_and_key(
+    tmp_path: Path, file: str, content: dict[str, object], why: str
+) -> None:
+    directory = byte_level_directory(tmp_path / "m")
+    (directory / file).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=rf"{file}: {why}"):
+        load(directory)
