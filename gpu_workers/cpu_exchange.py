@@ -1,7 +1,5 @@
 """KV exchange between CPU workers: peers' memory files mapped here, blocks copied by this thread.
 
-An instance is known when its mapped pools together hold all that is ours to pull. Incarnations are
-kept apart: a new one may be mapped while plans still name the old one.
 A copy is done when `begin` returns, so there is no completion to wait for; it is reported by
 `finished` all the same, so that the leader does not care. With DISTSERVE_VERIFY_PULLS=1 every
 copy is compared with its source before it is reported.
@@ -17,9 +15,10 @@ from typing import NamedTuple
 import torch
 
 from gpu_workers import pull_check
+from gpu_workers.peer_pools import PeerPools
 from gpu_workers.step_plan import Pull, PullResult
 from ipc import kv_shm
-from ipc.kv_layout import LayoutMismatch, Piece, RankLayout, check_same_blocks, pieces
+from ipc.kv_layout import Piece, RankLayout, check_same_blocks
 from ipc.vocabulary import DType, WorkerName
 
 logger = logging.getLogger(__name__)
@@ -29,10 +28,6 @@ TORCH_DTYPES = {
     DType.FP16: torch.float16,
     DType.FP32: torch.float32,
 }
-
-
-Incarnation = tuple[str, int]
-"""An instance and its epoch."""
 
 
 class _Peer(NamedTuple):
@@ -64,8 +59,7 @@ class CpuExchange:
         self.descriptor = kv_shm.create(layout.pool_bytes, label)
         self._mapping = kv_shm.map_pool(self.descriptor, layout.pool_bytes)
         self._pool = _as_tensor(self._mapping, layout)
-        self._peers: dict[Incarnation, dict[tuple[int, int], _Peer]] = {}
-        self._pieces: dict[Incarnation, list[tuple[torch.Tensor, Piece]]] = {}
+        self._peers = PeerPools[_Peer](layout)
         self._finished: list[PullResult] = []
         self._copy = copy
         self._verifies = pull_check.is_asked_for()
@@ -76,37 +70,28 @@ class CpuExchange:
 
     @property
     def pull_path(self) -> str:
-        return "memory" if self._peers else ""
+        return "memory" if self._peers.incarnations else ""
 
     def map_peer(self, worker: WorkerName, epoch: int, layout: RankLayout, descriptor: int) -> None:
         check_same_blocks(self.layout, layout)
         mapping = kv_shm.map_pool(descriptor, layout.pool_bytes)
         os.close(descriptor)
-        peer = _Peer(layout, _as_tensor(mapping, layout))
-        self._peers.setdefault((worker.instance, epoch), {})[worker.stage, worker.tp_rank] = peer
-        self._pieces.pop((worker.instance, epoch), None)
+        self._peers.add(worker, epoch, _Peer(layout, _as_tensor(mapping, layout)))
 
     def unmap_instance(self, instance: str, epoch: int) -> None:
-        self._peers.pop((instance, epoch), None)
-        self._pieces.pop((instance, epoch), None)
+        self._peers.remove(instance, epoch)
 
     def knows(self, instance: str, epoch: int) -> bool:
-        if (instance, epoch) not in self._peers:
-            return False
-        try:
-            self._pieces_of((instance, epoch))
-        except LayoutMismatch:  # some of its ranks have not been mapped yet
-            return False
-        return True
+        return self._peers.knows(instance, epoch)
 
     def begin(self, pull: Pull) -> None:
         started_s = time.monotonic()
         num_bytes = num_different = 0
-        for source, piece in self._pieces_of((pull.handle.owner, pull.handle.epoch)):
-            self._copy(block_parts(source, self._pool, piece, pull))
+        for peer, piece in self._peers.pieces_of(pull.handle.owner, pull.handle.epoch):
+            self._copy(block_parts(peer.pool, self._pool, piece, pull))
             num_bytes += self.layout.plane_bytes * piece.num_planes * len(pull.into)
             if self._verifies:
-                num_different += self._verify(source, piece, pull)
+                num_different += self._verify(peer.pool, piece, pull)
         self._finished.append(
             PullResult(
                 pull.handle.request_id, num_bytes, started_s, time.monotonic(), num_different
@@ -119,8 +104,8 @@ class CpuExchange:
 
     def close(self) -> None:
         """The memory goes with the last view of it."""
-        self._peers.clear()
-        self._pieces.clear()
+        for incarnation in self._peers.incarnations:
+            self.unmap_instance(*incarnation)
         os.close(self.descriptor)
 
     def _verify(self, source: torch.Tensor, piece: Piece, pull: Pull) -> int:
@@ -135,16 +120,6 @@ class CpuExchange:
                 pull.handle.owner,
             )
         return found
-
-    def _pieces_of(self, incarnation: Incarnation) -> list[tuple[torch.Tensor, Piece]]:
-        """What to copy from which of its pools; worked out once per incarnation."""
-        if incarnation not in self._pieces:
-            peers = list(self._peers[incarnation].values())
-            self._pieces[incarnation] = [
-                (peers[piece.source].pool, piece)
-                for piece in pieces(self.layout, [peer.layout for peer in peers])
-            ]
-        return self._pieces[incarnation]
 
 
 def block_parts(source: torch.Tensor, target: torch.Tensor, piece: Piece, pull: Pull) -> Parts:

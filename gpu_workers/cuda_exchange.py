@@ -21,18 +21,19 @@ import msgspec
 import torch
 
 from gpu_workers import pull_check
-from gpu_workers.cpu_exchange import TORCH_DTYPES, Incarnation, block_parts
+from gpu_workers.cpu_exchange import TORCH_DTYPES, block_parts
 from gpu_workers.cuda_copies import plan_copies
 from gpu_workers.cuda_pairing import Pairing
 from gpu_workers.cuda_porter import Porter
 from gpu_workers.cuda_proof import SPARE_BYTES, write_proof
 from gpu_workers.cuda_routes import Gpu, Here, PullPath, Route
+from gpu_workers.peer_pools import PeerPools
 from gpu_workers.step_plan import Pull, PullResult
 from ipc import kv_bounce
 from ipc.cuda_runtime import load_runtime
 from ipc.kv_bounce import Unanswered
 from ipc.kv_cuda import NO_HANDLE, DeviceMemory, PoolHandle, as_bytes, document_of, parse_handle
-from ipc.kv_layout import LayoutMismatch, Piece, RankLayout, check_same_blocks, pieces
+from ipc.kv_layout import Piece, RankLayout, check_same_blocks
 from ipc.kv_shm import PoolUnavailable
 from ipc.vocabulary import WorkerName
 
@@ -61,14 +62,20 @@ class _Flight(msgspec.Struct, frozen=True):
         return next(filter(None, losses), "")
 
 
+class Site(NamedTuple):
+    """One GPU of a process: what that has of GPUs' memory, the GPU, the same as torch names it, and
+    the stream that reads pulled blocks later on."""
+
+    memory: DeviceMemory
+    gpu: Gpu
+    device: torch.device
+    computing: Callable[[], int]
+
+
 class CudaExchange:
     """Owns this worker's pool on a GPU, and opens those of its peers.
 
     Args:
-        memory: what this process has of GPUs' memory.
-        gpu: our device.
-        device: the same, as torch names it.
-        computing: the stream that reads pulled blocks later on.
         batch_below: copies of fewer bytes are gathered into batches; None: as measured.
 
     `descriptor` is for importers: a door behind which lies the handle of the pool.
@@ -81,31 +88,25 @@ class CudaExchange:
         self,
         layout: RankLayout,
         label: str,
-        memory: DeviceMemory,
-        gpu: Gpu,
+        site: Site,
         *,
-        device: torch.device,
-        computing: Callable[[], int],
         batch_below: int | None = None,
     ) -> None:
         self.layout = layout
-        self._memory, self._runtime = memory, memory.runtime
-        self._gpu, self._device = gpu, device
-        self._computing = computing
-        self._runtime.use(gpu.index)
+        self._site, self._runtime = site, site.memory.runtime
+        self._runtime.use(site.gpu.index)
         num_bytes = layout.pool_bytes + SPARE_BYTES
-        self._own = memory.allocate(num_bytes, gpu.uuid, must_share=False)
+        self._own = site.memory.allocate(num_bytes, site.gpu.uuid, must_share=False)
         write_proof(self._runtime, self._own)
         door, self.descriptor = kv_bounce.make_door(document_of(self._own.handle))
         self._porter = Porter(self._runtime, self._own, door, label)
         weakref.finalize(self, self._porter.dismiss)  # nobody may have closed us
-        self._pool = self._view(self._own.address, layout, device)
+        self._pool = self._view(self._own.address, layout)
         self._stream = self._runtime.make_stream()
         self._verifies = pull_check.is_asked_for()
-        here = Here(memory, gpu, self._own, self._stream)
+        here = Here(site.memory, site.gpu, self._own, self._stream)
         self._pairing = Pairing(here, batch_below=batch_below, verifies=self._verifies)
-        self._peers: dict[Incarnation, dict[tuple[int, int], _Peer]] = {}
-        self._pieces: dict[Incarnation, list[tuple[_Peer, Piece]]] = {}
+        self._peers = PeerPools[_Peer](layout)
         self._flights: deque[_Flight] = deque()
         self._finished: list[PullResult] = []
 
@@ -116,7 +117,7 @@ class CudaExchange:
     @property
     def pull_path(self) -> str:
         """The slowest way in use; empty where there are no peers."""
-        in_use = {peer.route.path for ranks in self._peers.values() for peer in ranks.values()}
+        in_use = {peer.route.path for peer in self._peers}
         return str(max(in_use, key=list(PullPath).index, default=""))
 
     def map_peer(self, worker: WorkerName, epoch: int, layout: RankLayout, descriptor: int) -> None:
@@ -131,36 +132,27 @@ class CudaExchange:
             route = self._pairing.open(worker, handle, descriptor)
         finally:
             os.close(descriptor)
-        ranks = self._peers.setdefault((worker.instance, epoch), {})
-        ranks[worker.stage, worker.tp_rank] = _Peer(layout, route)
-        self._pieces.pop((worker.instance, epoch), None)
+        self._peers.add(worker, epoch, _Peer(layout, route))
 
     def unmap_instance(self, instance: str, epoch: int) -> None:
         """Let what is under way come to its end, then close the pools: their memory is given back
         only when nobody has it open any more."""
-        ranks = self._peers.pop((instance, epoch), {})
-        if not ranks:
+        peers = self._peers.remove(instance, epoch)
+        if not peers:
             return
-        self._pieces.pop((instance, epoch), None)
-        for peer in ranks.values():
+        for peer in peers:
             peer.route.finish()
         self._runtime.synchronize(self._stream)
         self._land()
-        for peer in ranks.values():
+        for peer in peers:
             peer.route.close()
 
     def knows(self, instance: str, epoch: int) -> bool:
-        if (instance, epoch) not in self._peers:
-            return False
-        try:
-            self._pieces_of((instance, epoch))
-        except LayoutMismatch:  # some of its ranks have not been mapped yet
-            return False
-        return True
+        return self._peers.knows(instance, epoch)
 
     def begin(self, pull: Pull) -> None:
         started_s = time.monotonic()
-        sources = self._pieces_of((pull.handle.owner, pull.handle.epoch))
+        sources = self._peers.pieces_of(pull.handle.owner, pull.handle.epoch)
         blocks = list(zip(pull.handle.block_ids, pull.into, strict=True))
         num_bytes, carried = 0, []
         for peer, piece in sources:
@@ -196,12 +188,12 @@ class CudaExchange:
             undo.callback(self._runtime.destroy_stream, self._stream)
             undo.callback(self._runtime.synchronize, self._stream)
             undo.callback(self._porter.close)
-            for incarnation in self._peers:
+            for incarnation in self._peers.incarnations:
                 undo.callback(self.unmap_instance, *incarnation)
 
     def free(self) -> None:
         """Give the pool back, after `close` and when nobody has it open any more."""
-        self._memory.free(self._own)
+        self._site.memory.free(self._own)
 
     def _land(self) -> None:
         """In the order of their beginning, but nobody waits for one that others hold up."""
@@ -216,7 +208,7 @@ class CudaExchange:
         return all(part.done() for part in flight.carried) and self._runtime.is_over(flight.fence)
 
     def _landed(self, flight: _Flight) -> PullResult:
-        self._runtime.wait_for(self._computing(), flight.fence)
+        self._runtime.wait_for(self._site.computing(), flight.fence)
         self._runtime.destroy_event(flight.fence)
         loss = flight.loss
         return PullResult(
@@ -234,7 +226,7 @@ class CudaExchange:
         for peer, piece in flight.sources:
             if (mapping := peer.route.mapping) is None:  # who carries it has compared it
                 continue
-            source = self._view(mapping.address, peer.layout, self._device)
+            source = self._view(mapping.address, peer.layout)
             found += pull_check.num_different(block_parts(source, self._pool, piece, flight.pull))
         if found:
             logger.error(
@@ -245,16 +237,8 @@ class CudaExchange:
             )
         return found
 
-    def _pieces_of(self, incarnation: Incarnation) -> list[tuple[_Peer, Piece]]:
-        """What to copy from which of its pools; worked out once per incarnation."""
-        if incarnation not in self._pieces:
-            peers = list(self._peers[incarnation].values())
-            found = pieces(self.layout, [peer.layout for peer in peers])
-            self._pieces[incarnation] = [(peers[piece.source], piece) for piece in found]
-        return self._pieces[incarnation]
-
-    def _view(self, address: int, layout: RankLayout, device: torch.device) -> torch.Tensor:
-        flat = as_bytes(address, layout.pool_bytes, device)
+    def _view(self, address: int, layout: RankLayout) -> torch.Tensor:
+        flat = as_bytes(address, layout.pool_bytes, self._site.device)
         return flat.view(TORCH_DTYPES[layout.dtype]).view(layout.shape)
 
 
@@ -267,15 +251,13 @@ def exchange_on(
         PoolUnavailable: the memory for the pool cannot be had.
         CudaUnavailable: there is no CUDA runtime.
     """
-    return CudaExchange(
-        layout,
-        label,
+    site = Site(
         DeviceMemory(load_runtime()),
         gpu_of(device),
-        device=device,
-        computing=lambda: int(torch.cuda.current_stream(device).cuda_stream),
-        batch_below=batch_below,
+        device,
+        lambda: int(torch.cuda.current_stream(device).cuda_stream),
     )
+    return CudaExchange(layout, label, site, batch_below=batch_below)
 
 
 def gpu_of(device: torch.device) -> Gpu:

@@ -6,8 +6,9 @@ their time, too.
 """
 
 import time
+from collections.abc import Sequence
 
-from gpu_workers.check_gpu.backend import Backend
+from gpu_workers.check_gpu.backend import Backend, Module
 from gpu_workers.check_gpu.outcome import Note, Skipped, require
 
 COMPILING_S = 90.0  # after so many nothing more is compiled
@@ -21,22 +22,31 @@ def build_modules(backend: Backend, note: Note) -> str:
         raise Skipped("there are no modules to compile on a CPU")
     seconds: list[float] = []
     missing: list[str] = []
-    left_out = 0
     for module in wanted:
-        state = "compiled ahead" if module.is_compiled() else "compiled now"
         if sum(seconds) > COMPILING_S and not module.is_compiled():
             note(module.name, "left out: it is not compiled, and the time for that was over")
-            left_out += 1
             continue
         began_s = time.monotonic()
-        try:
-            module.load()
-        except Exception as error:  # the others may well be there
-            state = f"{type(error).__name__}: {str(error)[:200]}"
-            missing.append(module.name)
+        is_there, state = _load(module)
         seconds.append(time.monotonic() - began_s)
         note(module.name, {"seconds": round(seconds[-1], 2), "state": state})
+        if not is_there:
+            missing.append(module.name)
     require(not missing, f"these cannot be had: {', '.join(missing)}")
+    return _told(seconds, num_left_out=len(wanted) - len(seconds))
+
+
+def _load(module: Module) -> tuple[bool, str]:
+    """Whether it is there now, and how that came."""
+    state = "compiled ahead" if module.is_compiled() else "compiled now"
+    try:
+        module.load()
+    except Exception as error:  # the others may well be there
+        return False, f"{type(error).__name__}: {str(error)[:200]}"
+    return True, state
+
+
+def _told(seconds: Sequence[float], *, num_left_out: int) -> str:
     slow = sum(one > AT_ONCE_S for one in seconds)
-    told = f", {left_out} left out" if left_out else ""
-    return f"{len(seconds)} modules after {sum(seconds):.1f} s, {slow} took over 5 s{told}"
+    left_out = f", {num_left_out} left out" if num_left_out else ""
+    return f"{len(seconds)} modules after {sum(seconds):.1f} s, {slow} took over 5 s{left_out}"

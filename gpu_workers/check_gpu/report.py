@@ -7,6 +7,12 @@ from gpu_workers.check_gpu.outcome import Outcome, Report, Verdict
 
 Row = Sequence[object]
 
+DECODE_KINDS = {
+    "eager": "decode_eager_ms",
+    "captured": "decode_captured_ms",
+    "as served": "decode_served_ms",
+}
+
 
 def told(report: Report) -> str:
     """All of it; sections of stages that were not run are left out."""
@@ -47,28 +53,29 @@ def _decode(steps: Mapping[str, Any]) -> Iterator[str]:
     floors = _by_number(steps.get("decode_floor_ms"))
     if not floors:
         return
-    kinds = {
-        "eager": _by_number(steps.get("decode_eager_ms")),
-        "captured": _by_number(steps.get("decode_captured_ms")),
-        "as served": _by_number(steps.get("decode_served_ms")),
-    }
-    there = {name: ms for name, ms in kinds.items() if ms}
-    last = there[list(there)[-1]] if there else {}
-    copy_gb_s = steps.get("copy_gb_s")
     yield "## Decode steps, ms"
     yield ""
-    if copy_gb_s is not None:
+    if (copy_gb_s := steps.get("copy_gb_s")) is not None:
         yield (
             f"Contexts of 512 tokens. The floor is weights and cache read once, at the "
             f"{copy_gb_s:,.0f} GB/s of a plain copy (bytes read and written)."
         )
         yield ""
+    kinds = {name: _by_number(steps.get(key)) for name, key in DECODE_KINDS.items()}
+    yield from _decode_table({name: ms for name, ms in kinds.items() if ms}, floors)
+
+
+def _decode_table(
+    kinds: Mapping[str, Mapping[int, float]], floors: Mapping[int, float]
+) -> Iterator[str]:
+    """The last kind that was measured is compared with the floor."""
+    last = list(kinds.values())[-1] if kinds else {}
     yield from _table(
-        ("batch", *there, "floor", "times the floor"),
+        ("batch", *kinds, "floor", "times the floor"),
         (
             [
                 batch,
-                *(_number(ms.get(batch)) for ms in there.values()),
+                *(_number(ms.get(batch)) for ms in kinds.values()),
                 _number(floor),
                 _ratio(last.get(batch), floor),
             ]

@@ -14,7 +14,7 @@ import torch
 
 from gpu_workers import worker
 from gpu_workers.cuda_engine import Gpu
-from gpu_workers.cuda_exchange import CudaExchange
+from gpu_workers.cuda_exchange import CudaExchange, Site
 from gpu_workers.cuda_memory import StepLimits
 from gpu_workers.cuda_routes import Gpu as Place
 from gpu_workers.worker_engine import WorkerEngine
@@ -49,14 +49,8 @@ class PlayedGpu:
     def exchange(self, device: torch.device, layout: RankLayout, label: str) -> CudaExchange:
         self._device.shuffle(zlib.crc32(label.encode()))
         library = FakeCudart(num_devices=NUM_GPUS, reach=REACH)
-        exchange = CudaExchange(
-            layout,
-            label,
-            DeviceMemory(CudaRuntime(library)),
-            Place(self._index, UUIDS),
-            device=device,
-            computing=lambda: 0,
-        )
+        memory, place = DeviceMemory(CudaRuntime(library)), Place(self._index, UUIDS)
+        exchange = CudaExchange(layout, label, Site(memory, place, device, lambda: 0))
         self._device.adopt(exchange.pool)
         return exchange
 

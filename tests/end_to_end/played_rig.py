@@ -13,7 +13,7 @@ import torch
 
 from gpu_workers.cuda_attention import stored_head_dim
 from gpu_workers.cuda_engine import Gpu, usable
-from gpu_workers.cuda_exchange import CudaExchange
+from gpu_workers.cuda_exchange import CudaExchange, Site
 from gpu_workers.cuda_memory import StepLimits
 from gpu_workers.cuda_routes import Gpu as Place
 from gpu_workers.engine import EngineSpec, build_executor, pool_layout
@@ -79,14 +79,9 @@ class PlayedRig(TwoInFlight):
         dice = random.Random(seed * 1_000_003 + epoch)
         self.device = LaggingDevice(seed=dice.randrange(1 << 30))
         self.library = DicedCudart(dice)
-        self.cuda_exchange = CudaExchange(
-            played_layout(model, num_blocks),
-            name,
-            DeviceMemory(CudaRuntime(self.library)),
-            Place(0, (UUID,)),
-            device=torch.device("cpu"),
-            computing=lambda: 0,
-        )
+        memory = DeviceMemory(CudaRuntime(self.library))
+        site = Site(memory, Place(0, (UUID,)), torch.device("cpu"), lambda: 0)
+        self.cuda_exchange = CudaExchange(played_layout(model, num_blocks), name, site)
         self.device.adopt(self.cuda_exchange.pool)
         limits = StepLimits(MAX_CONTEXT, MAX_BATCH)
         gpu = Gpu(self.device, FakeFlashInfer(self.device), limits)

@@ -10,7 +10,7 @@ import torch
 
 from gpu_workers.check_gpu.cuda_backend import CudaBackend, Modules
 from gpu_workers.cuda_engine import Gpu
-from gpu_workers.cuda_exchange import CudaExchange
+from gpu_workers.cuda_exchange import CudaExchange, Site
 from gpu_workers.cuda_memory import StepLimits
 from gpu_workers.cuda_routes import Gpu as Place
 from ipc.cuda_runtime import CudaRuntime
@@ -58,15 +58,8 @@ def played_gpu(
     library.skips_fences = skips_fences
 
     def make(layout: RankLayout, label: str, **how: Any) -> CudaExchange:
-        return CudaExchange(
-            layout,
-            label,
-            memory,
-            Place(0, ("GPU-a",)),
-            device=torch.device("cpu"),
-            computing=lambda: 0,
-            **how,
-        )
+        site = Site(memory, Place(0, ("GPU-a",)), torch.device("cpu"), lambda: 0)
+        return CudaExchange(layout, label, site, **how)
 
     gpu = Gpu(device, flashinfer(device), StepLimits(256, 16))
     return CudaBackend(gpu, make, EXPORTER, modules=modules)

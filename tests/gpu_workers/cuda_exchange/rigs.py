@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gpu_workers.cuda_exchange import CudaExchange
+from gpu_workers.cuda_exchange import CudaExchange, Site
 from gpu_workers.cuda_routes import Gpu
 from gpu_workers.step_plan import Pull, PullResult
 from ipc.cuda_runtime import CudaRuntime
@@ -78,10 +78,7 @@ class Process:
         self.exchange = CudaExchange(
             rank,
             "played",
-            self.memory,
-            Gpu(gpu, tuple(sees)),
-            device=CPU,
-            computing=lambda: self.compute_stream,
+            Site(self.memory, Gpu(gpu, tuple(sees)), CPU, lambda: self.compute_stream),
             batch_below=batch_below,
         )
         PROCESSES.append(self)

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import pytest
 
+from gpu_workers.cuda_bounce import BounceRoute
 from ipc import kv_bounce
 from ipc.kv_bounce import Line, Unanswered
 from ipc.vocabulary import WorkerName
@@ -79,6 +80,21 @@ def test_a_pull_after_an_owners_end_is_lost_with_the_reason() -> None:
         here.pull((5,), (2,))
         (result,) = here.until_results()
         assert result.loss == "the pool's owner has ended"
+
+
+def test_a_pull_that_is_taken_up_while_we_part_does_not_knock_again() -> None:
+    """Or it would wait for an owner that stands still, and our parting for it."""
+    here, there = far(), Process(WHOLE)
+    here.meet([there])
+    (route,) = (peer.route for peer in here.exchange._peers)
+    assert isinstance(route, BounceRoute)
+    here.pull((5,), (2,))
+    here.until_finished()
+    route._owner.leave()
+    for _ in range(2):  # the first finds the line cut, the second none
+        here.pull((5,), (2,))
+        (result,) = here.until_results()
+        assert result.is_lost
 
 
 @pytest.mark.parametrize("num_pulls", [1, 3])

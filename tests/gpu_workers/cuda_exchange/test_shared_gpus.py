@@ -12,7 +12,7 @@ import torch
 from gpu_workers import worker_engine
 from gpu_workers.check_gpu.driver import Driver
 from gpu_workers.cuda_engine import Gpu
-from gpu_workers.cuda_exchange import CudaExchange
+from gpu_workers.cuda_exchange import CudaExchange, Site
 from gpu_workers.cuda_memory import StepLimits
 from gpu_workers.cuda_routes import Gpu as Place
 from gpu_workers.errors import ModelError
@@ -104,8 +104,8 @@ def engine(
     memory = DeviceMemory(CudaRuntime(FakeCudart()))
 
     def exchange_on(where: torch.device, layout: RankLayout, label: str) -> CudaExchange:
-        place = Place(0, ("GPU-a",))
-        return CudaExchange(layout, label, memory, place, device=where, computing=lambda: 0)
+        site = Site(memory, Place(0, ("GPU-a",)), where, lambda: 0)
+        return CudaExchange(layout, label, site)
 
     def open_gpu(index: int, dtype: DType, limits: StepLimits, *_: object) -> Gpu:
         return Gpu(device, FakeFlashInfer(device), limits)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpu_workers.cuda_engine import Gpu
-from gpu_workers.cuda_exchange import CudaExchange
+from gpu_workers.cuda_exchange import CudaExchange, Site
 from gpu_workers.cuda_routes import Gpu as Place
 from gpu_workers.step_plan import Pull
 from gpu_workers.worker_engine import WorkerEngine
@@ -52,8 +52,7 @@ class Leaving:
 
     def _exchange(self, where: torch.device, layout: RankLayout, label: str) -> CudaExchange:
         memory = DeviceMemory(CudaRuntime(self.library))
-        place = Place(1, UUIDS)
-        return CudaExchange(layout, label, memory, place, device=where, computing=lambda: 0)
+        return CudaExchange(layout, label, Site(memory, Place(1, UUIDS), where, lambda: 0))
 
 
 @pytest.fixture

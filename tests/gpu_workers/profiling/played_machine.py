@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from gpu_workers.cuda_engine import Gpu
-from gpu_workers.cuda_exchange import CudaExchange
+from gpu_workers.cuda_exchange import CudaExchange, Site
 from gpu_workers.cuda_memory import StepLimits
 from gpu_workers.cuda_routes import Gpu as Seen
 from gpu_workers.profiling import ranks
@@ -46,7 +46,7 @@ class PlayedMachine:
         def make(layout: RankLayout, label: str) -> CudaExchange:
             where = torch.device("cpu")
             seen = Seen(0, ("GPU-a",))
-            return CudaExchange(layout, label, memory, seen, device=where, computing=lambda: 0)
+            return CudaExchange(layout, label, Site(memory, seen, where, lambda: 0))
 
         limits = StepLimits(subject.max_context_tokens, subject.max_batch)
         return GpuPlace(
