@@ -77,7 +77,8 @@ def _shape(asked: Deployment) -> ModelShape:
 
 
 def _instance(asked: Deployment, shape: ModelShape, group: Group) -> InstanceModel:
-    target = target_latency(asked, shape, group.parallelism, pulls=group.role is Role.DECODE)
+    pulls = group.role.decodes and any(g.role is Role.PREFILL for g in asked.groups)
+    target = target_latency(asked, shape, group.parallelism, pulls=pulls)
     tokens = asked.settings.prefill_tokens or saturation_tokens(target)
     latency = target
     if asked.drafting is not None:

@@ -93,7 +93,7 @@ class DecodePool:
     def offer(self, now_s: float, passage: Passage) -> None:
         """A finished prefill waits to be pulled, from the next step boundary on."""
         bisect.insort(self._pending, passage)
-        boundaries = [(lane.next_boundary(now_s), lane) for lane in self.lanes if lane.is_running]
+        boundaries = [(lane.next_boundary(now_s), lane) for lane in self.lanes if not lane.is_idle]
         if not boundaries:
             self.admit(now_s)
             return

@@ -45,6 +45,10 @@ class Lane:
         return self.num_steps > 0
 
     @property
+    def is_idle(self) -> bool:
+        return not self.is_running
+
+    @property
     def load(self) -> int:
         return len(self.members) + len(self.incoming)
 
@@ -53,10 +57,10 @@ class Lane:
     def expect(self, passage: Passage, ready_s: float) -> None:
         """It joins at the first step boundary from `ready_s` on."""
         heapq.heappush(self.incoming, (ready_s, passage))
-        if self.is_running:
-            self.stop_from(ready_s)
-        else:
+        if self.is_idle:
             self._wake(self.incoming[0][0])
+        else:
+            self.stop_from(ready_s)
 
     def stall(self, seconds: float) -> None:
         """The next run's first step is so much longer: its leader copies before it computes."""

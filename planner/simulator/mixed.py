@@ -61,6 +61,10 @@ class MixedInstance(DecodePool):
             self.stop_others(None, now_s)
 
     @property
+    def num_sequences(self) -> int:
+        return super().num_sequences - self._num_computing
+
+    @property
     def preempts_prompts(self) -> bool:
         """A prompt that is not yet computed may be put out, and then nobody enters."""
         return self._rules.are_vllms
@@ -84,10 +88,10 @@ class MixedInstance(DecodePool):
 
     def put_back(self, passage: Passage, num_computed: int) -> None:
         """Preempt a prompt that was being computed: it waits again."""
+        self.queued_tokens += num_computed
         self.free += passage.blocks
         self.num_admitted -= 1
         self._num_computing -= 1
-        self.used_blocks -= passage.blocks
         self.record.num_preemptions += 1
         self._memory.freed(passage.blocks)
         num_full = num_computed // self.block_size
@@ -128,7 +132,8 @@ class MixedInstance(DecodePool):
         """A lane's step of prompts alone is over. Returns those that are done; others wait again,
         for a lane that is idle or for this one."""
         done = [ticket.subject for ticket, _ in turns if not ticket.prompt.num_tokens]
-        for ticket, _ in turns:
+        for ticket, num_new in turns:
+            self.queued_tokens -= num_new
             if ticket.prompt.num_tokens and self.plans_ahead:
                 self.arriving.append((now_s, ticket.subject))
             elif ticket.prompt.num_tokens:
@@ -147,14 +152,15 @@ class MixedInstance(DecodePool):
             return None
         self.queue.leave(ticket)
         passage = ticket.subject
-        num_blocks = self._memory.find(passage.index, self.free)
+        num_cached = self._memory.find(passage.index, self.free) * self.block_size
+        self.queued_tokens -= num_cached
         self._start(passage, now_s)
-        return Started(passage, num_blocks * self.block_size)
+        return Started(passage, num_cached)
 
     def prefilled(self, lane: MixedLane, passage: Passage, now_s: float) -> None:
         """Its first token is drawn; it goes on in the lane that computed it."""
         self._num_computing -= 1
-        self.queued_tokens -= passage.num_tokens
+        self.used_blocks += passage.blocks
         passage.remaining -= 1
         if passage.is_first:
             self.record.first_token(passage.index, now_s, self.overheads.token_s)
@@ -184,6 +190,5 @@ class MixedInstance(DecodePool):
         self.take(passage.blocks, now_s)
         self.num_admitted += 1
         self._num_computing += 1
-        self.used_blocks += passage.blocks
         if passage.is_first:
             self.record.prefill_start_s[passage.index] = now_s

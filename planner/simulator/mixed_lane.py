@@ -32,6 +32,7 @@ class MixedLane(Lane):
     def __init__(self, pool: "MixedInstance") -> None:
         super().__init__(pool)
         self.is_prefilling = False
+        self._ends_s = 0.0  # the step that computes prompts
         self._left: list[_Left] = []  # by the last step and the one before it
         self._batch: list[Turn[Passage]] = []
         self._started: list[Started] = []
@@ -67,9 +68,16 @@ class MixedLane(Lane):
             super().plan(now_s)
         else:
             self.is_prefilling = True
-            self._wake(now_s + seconds + self.pool.overheads.prefill_step_s)
+            self._ends_s = now_s + seconds + self.pool.overheads.prefill_step_s
+            self._wake(self._ends_s)
         if self.pool.queue:
             self.pool.stop_others(self, now_s)
+
+    def next_boundary(self, when_s: float) -> float:
+        return self._ends_s if self.is_prefilling else super().next_boundary(when_s)
+
+    def _steps_until(self, when_s: float) -> int:
+        return 1 if self.is_prefilling else super()._steps_until(when_s)
 
     def stop_for_arrival(self, now_s: float) -> None:
         """End the run at the boundary at which one who arrives now may enter."""
@@ -170,6 +178,7 @@ class MixedLane(Lane):
         """The step is over. Returns the prompts that it finished."""
         for started in self._started:
             started.num_computed += started.num_new
+            self.pool.queued_tokens -= started.num_new
             started.is_fresh, started.num_new = started.num_new > 0, 0
         done = [started.passage for started in self._started if not started.remaining]
         self._started = [started for started in self._started if started.remaining]

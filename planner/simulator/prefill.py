@@ -116,12 +116,12 @@ class PrefillEngine:
 
     def _done(self, now_s: float, turns: list[Turn[Passage]]) -> None:
         self._num_under_way -= 1
-        for ticket, _ in turns:
+        for ticket, num_new in turns:
+            self.queued_tokens -= num_new
             if ticket.prompt.num_tokens:
                 self._queue.rejoin(ticket)
                 continue
             passage = ticket.subject
-            self.queued_tokens -= passage.num_tokens
             passage.source = self
             self._on_prefilled(now_s, passage)
         if self._queue:

@@ -76,8 +76,7 @@ class _Simulation:
         pool.max_skip = min(max_skip, pool.max_skip)
         if isinstance(pool, MixedInstance):
             self._prefills.append(pool)
-        else:
-            self._decodes.append(pool)
+        self._decodes.append(pool)  # mixed ones take what others have prefilled, too
 
     def _pool(self, model: InstanceModel) -> DecodePool:
         speculation = self._service.speculation

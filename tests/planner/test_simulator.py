@@ -67,6 +67,12 @@ SERVICES = {
     "chunked, planned ahead": Service(
         (instance(Role.MIXED, kv_blocks=400, chunk_tokens=256, plans_ahead=True),)
     ),
+    "a mixed one that pulls": Service(
+        (instance(Role.PREFILL), instance(Role.MIXED, kv_blocks=400, chunk_tokens=256))
+    ),
+    "a mixed one that pulls in two stages": Service(
+        (instance(Role.PREFILL), instance(Role.MIXED, UNEVEN, kv_blocks=400, chunk_tokens=256))
+    ),
     "all together": Service(
         (instance(Role.PREFILL), TIGHT, instance(Role.MIXED, kv_blocks=400, chunk_tokens=256))
     ),
@@ -287,6 +293,17 @@ def test_a_request_that_fits_no_pool_is_refused() -> None:
             Service((instance(Role.PREFILL), instance(Role.DECODE, kv_blocks=40))),
             constant(5, 1.0, tokens=(1000, 100)),
         )
+
+
+def test_what_a_prefill_instance_has_done_goes_to_mixed_ones_too() -> None:
+    """A bug: only instances that do nothing but decode were asked, and there may be none."""
+    timeline = simulate(SERVICES["a mixed one that pulls"], chat(200, rate=4.0))
+    is_pulled = timeline.pull_end_s > timeline.pull_start_s
+    assert 0.3 < is_pulled.mean() < 0.9  # the others were prefilled where they decode
+    both = Service((instance(Role.PREFILL), instance(Role.DECODE), instance(Role.MIXED)))
+    timeline = simulate(both, chat(200, rate=4.0))
+    assert (timeline.pull_end_s > timeline.pull_start_s).any()
+    assert not np.isnan(timeline.last_token_s).any()
 
 
 def test_colocated_instances_share_the_decodes() -> None:
