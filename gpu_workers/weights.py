@@ -5,12 +5,12 @@ directory fails at once and says which names are missing or left over. A worker 
 of the model takes parts of tensors, and no other bytes are read.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -21,6 +21,7 @@ Shape = tuple[int, ...]
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+STORED = ("BF16", "F16", "F32", "F64")  # all else is quantised, or no weights
 LISTED_NAMES = 8  # of those missing or left over, in an error message
 RANDOM_NUMBERS = (1 << 20) + 7  # drawn once for dummy weights; coprime to every matrix width
 
@@ -46,6 +47,12 @@ class WeightSource(Protocol):
         ...
 
 
+class _Index(msgspec.Struct):
+    """In which file each tensor is."""
+
+    weight_map: dict[str, str]
+
+
 class SafetensorsWeights:
     """Weights of a Hugging Face directory: one `model.safetensors`, or shards and their index.
 
@@ -58,7 +65,7 @@ class SafetensorsWeights:
         taken: called after each tensor.
 
     Raises:
-        ModelError: no safetensors files, or names or shapes other than the model's.
+        ModelError: no safetensors files, names or shapes other than the model's, or no numbers.
     """
 
     def __init__(
@@ -93,7 +100,9 @@ class SafetensorsWeights:
         self.num_bytes += found.nbytes
         self._taken()
         # A copy, never a view of the mapped file: that may be replaced while we run.
-        return _padded(found.to(self._dtype, copy=True), cut)
+        weights = found.to(self._dtype, copy=True)
+        _check_numbers(f"{file}: {key}", stored.get_dtype(), weights)
+        return _padded(weights, cut)
 
 
 class DummyWeights:
@@ -157,10 +166,18 @@ def _files(model_dir: Path) -> list[Path]:
     if not index.exists():
         return [model_dir / SINGLE]
     try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        names = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{index} cannot be read as an index of safetensors: {error}") from error
     return [model_dir / name for name in sorted(set(names))]
+
+
+def _check_numbers(what: str, stored: str, weights: torch.Tensor) -> None:
+    """A model with one NaN answers every prompt with nonsense, and nothing else would tell."""
+    if stored not in STORED:
+        raise ModelError(f"{what} is stored as {stored}, and only {', '.join(STORED)} are read")
+    if weights.numel() and not all(bound.isfinite() for bound in weights.aminmax()):  # or are NaN
+        raise ModelError(f"{what} holds numbers that are not finite in {weights.dtype}")
 
 
 def _open(file: Path) -> Any:  # safe_open, which is untyped

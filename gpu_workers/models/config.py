@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -17,6 +17,10 @@ from gpu_workers.errors import ModelError
 from ipc import sharding
 from ipc.sharding import ModelSizes, Shard
 from ipc.vocabulary import DType, Parallelism
+
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Number = Annotated[float, msgspec.Meta(gt=0, le=1e12)]  # NaN is not above 0
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class Family(StrEnum):
@@ -51,17 +55,17 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kind: RopeKind = RopeKind.DEFAULT
-    theta: float = 10_000.0
-    factor: float = 1.0
-    original_positions: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    theta: Number = 10_000.0
+    factor: Number = 1.0
+    original_positions: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    low_freq_factor: Number = 1.0
+    high_freq_factor: Number = 4.0
+    beta_fast: Number = 32.0
+    beta_slow: Number = 1.0
     truncate: bool = True
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
+    attention_factor: Number | None = None
+    mscale: Amount | None = None
+    mscale_all_dim: Amount | None = None
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,20 +77,20 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     family: Family
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_positions: int
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_layers: Size
+    num_heads: Size
+    num_kv_heads: Size
+    head_dim: Size
+    max_positions: Size
     activation: Activation
-    norm_eps: float
+    norm_eps: Number
     tied_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
-    embed_dim: int
+    embed_dim: Size
     norm_first: bool = True
     final_norm: bool = True
     rope: RopeConfig | None = None
@@ -136,18 +140,21 @@ def read_config(model_dir: str | Path) -> ModelConfig:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ModelError(f"{path} holds no JSON object")
     return parse_config(raw, name=Path(model_dir).resolve().name)
 
 
 def parse_config(raw: Mapping[str, Any], *, name: str) -> ModelConfig:
     """The same from the parsed file. Raises ModelError likewise."""
-    architectures = raw.get("architectures") or ["none"]
-    family = ARCHITECTURES.get(architectures[0])
+    listed = raw.get("architectures") or ["none"]
+    architecture = str(listed[0] if isinstance(listed, list) else listed)
+    family = ARCHITECTURES.get(architecture)
     if family is None:
         known = ", ".join(ARCHITECTURES)
-        raise ModelError(f"{name}: architecture {architectures[0]} is not supported, only {known}")
+        raise ModelError(f"{name}: architecture {architecture} is not supported, only {known}")
     if raw.get("quantization_config"):
         raise ModelError(f"{name}: quantised weights are not supported")
     try:
@@ -235,6 +242,8 @@ def _shared(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Both spellings: `rope_theta` beside `rope_scaling`, and transformers 5's one dictionary."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise ModelError("rope_parameters (or rope_scaling) is no JSON object")
     kind = scaling.get("rope_type") or scaling.get("type") or RopeKind.DEFAULT
     if kind not in tuple(RopeKind):
         raise ModelError(f"RoPE type {kind} is not supported, only {', '.join(RopeKind)}")

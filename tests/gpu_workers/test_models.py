@@ -212,6 +212,12 @@ def test_the_older_spelling_of_rotary_scaling_means_the_same() -> None:
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"hidden_size": None}, "hidden_size"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"architectures": 5}, "architecture 5 is not supported"),
+        ({"rope_parameters": "default"}, "rope_parameters .* is no JSON object"),
+        ({"rope_parameters": {"rope_theta": float("nan")}}, "theta"),
+        ({"rms_norm_eps": float("inf")}, "norm_eps"),
+        ({"max_position_embeddings": -1}, "max_positions"),
+        ({"vocab_size": 10**30}, "vocab_size"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(changes: dict[str, object], named: str) -> None:
@@ -223,6 +229,12 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json cannot be read: No such file"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ModelError, match="not JSON"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ModelError, match="holds no JSON object"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000, encoding="utf-8")
     with pytest.raises(ModelError, match="not JSON"):
         read_config(tmp_path)
 

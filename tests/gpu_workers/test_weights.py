@@ -62,6 +62,32 @@ def test_another_shape_is_refused_with_both_shapes(model_dir: Path) -> None:
         Driver(model_dir)
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_one_weight_that_is_no_number_is_refused_with_its_tensor(
+    model_dir: Path, number: float
+) -> None:
+    norm = torch.ones(96)
+    norm[7] = number
+    rewrite(model_dir, {"model.norm.weight": norm})
+    with pytest.raises(ModelError, match=r"model\.norm\.weight holds numbers that are not finite"):
+        Driver(model_dir)
+
+
+def test_whole_numbers_are_no_weights(model_dir: Path) -> None:
+    rewrite(model_dir, {"model.norm.weight": torch.ones(96, dtype=torch.int16)})
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is stored as I16, and only BF16"):
+        Driver(model_dir)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "{"]
+)
+def test_an_index_that_is_none_is_refused_with_its_file(model_dir: Path, text: str) -> None:
+    (model_dir / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ModelError, match=r"index\.json cannot be read as an index of safetensors"):
+        Driver(model_dir)
+
+
 def test_shards_and_their_index_give_the_same_model(model_dir: Path) -> None:
     expected = Driver(model_dir).generate(PROMPT, 4)
     single = model_dir / "model.safetensors"
