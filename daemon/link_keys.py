@@ -34,6 +34,8 @@ def make_keys(directory: Path) -> Path:
         with open(descriptor, "wb") as file:
             file.write(orjson.dumps(msgspec.to_builtins(new_keys()), option=orjson.OPT_INDENT_2))
     except FileExistsError as error:
+        if not directory.is_dir():
+            raise ConfigError(f"{directory} is no directory") from error
         raise ConfigError(f"{path} is there already; nodes that use it would be cut off") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be made: {error.strerror}") from error

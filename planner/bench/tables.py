@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -47,7 +48,9 @@ def told_load(num_requests: int, rate: float) -> str:
 
 def show_rates(summaries: Sequence[tuple[float, Summary]], console: Console) -> None:
     """One line for each run; what each left to be said comes below."""
-    table = Table(title="by rate; latencies in ms")
+    table = Table(
+        title="by rate; latencies in ms", box=box.SIMPLE_HEAD, padding=0, show_edge=False
+    )  # nine columns on a terminal of 80
     for column in _RATE_COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     for rate, summary in summaries:

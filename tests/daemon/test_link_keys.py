@@ -22,6 +22,12 @@ def test_keygen_makes_a_pair_that_its_owner_alone_may_read(
     assert keys.secret not in repr(keys)
 
 
+def test_a_file_is_no_directory_for_keys(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"/file is no directory$"):
+        make_keys(tmp_path / "file")
+
+
 def test_keys_that_are_in_use_are_not_overwritten(tmp_path: Path) -> None:
     before = make_keys(tmp_path).read_bytes()
     with pytest.raises(ConfigError, match="is there already"):

@@ -55,6 +55,9 @@ def test_rates_make_a_table_and_a_figure(
     told = capsys.readouterr().out
     assert "goodput: at least 400 requests per second at 90% attainment" in " ".join(told.split())
     assert "Rate (requests per second)" in figure.read_text()
+    for heading in ("both met", "TTFT P90", "tokens/s", "failed"):  # whole, on 80 columns
+        assert heading in told
+    assert "\N{HORIZONTAL ELLIPSIS}" not in told
 
 
 def test_a_sweep_doubles_as_long_as_all_is_well(
