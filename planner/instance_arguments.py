@@ -23,6 +23,7 @@ Add = Callable[..., argparse.Action]
 
 _BLOCK_SIZE = 16
 _MAX_PREFILL = 1_000_000
+_MAX_BLOCK_SIZE = 65_536
 
 
 def add_knowledge(add: Add) -> None:
@@ -53,7 +54,7 @@ def add_limits(add: Add, add_pool: Add) -> None:
     add_pool("--kv-tokens", type=count, metavar="N",
              help="tokens that each KV pool holds; default: what weights leave of "
              "memory")  # fmt: skip
-    add("--block-size", type=count, metavar="N",
+    add("--block-size", type=count_to(_MAX_BLOCK_SIZE), metavar="N",
         help=f"tokens in a KV block; default: {_BLOCK_SIZE}, or a profile's")  # fmt: skip
 
 

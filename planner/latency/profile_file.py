@@ -12,7 +12,7 @@ from planner.errors import ProfileError
 
 MIN_POINTS = 3  # of prefill and of decode: as many as a fit has coefficients
 LEAST_MS, MOST_MS = 1e-6, 1e9  # other times are slips, and squares of them no numbers any more
-MOST_SATURATION = 1_000_000  # tokens, as `--prefill-tokens`
+MOST = {"saturation_tokens": 1_000_000, "block_size": 65_536}  # tokens, as on the command line
 
 
 def read_profile(path: Path) -> ProfileTable:
@@ -28,6 +28,7 @@ def read_profile(path: Path) -> ProfileTable:
         table = msgspec.convert(body, ProfileTable)
     except msgspec.ValidationError as error:
         raise ProfileError(f"{path}: {error}") from error
+    _check_sizes(path, table)
     _check_times(path, table)
     _check_points(path, table)
     return table
@@ -44,6 +45,12 @@ def _check_version(path: Path, body: Any) -> None:
         )
 
 
+def _check_sizes(path: Path, table: ProfileTable) -> None:
+    for name, most in MOST.items():
+        if (size := getattr(table, name)) > most:
+            raise ProfileError(f"{path}: {name} is {size}, at most {most} can be")
+
+
 def _check_times(path: Path, table: ProfileTable) -> None:
     for section in ("prefill", "decode", "mixed", "transfer"):
         for number, point in enumerate(getattr(table, section)):
@@ -55,12 +62,7 @@ def _check_times(path: Path, table: ProfileTable) -> None:
 
 
 def _check_points(path: Path, table: ProfileTable) -> None:
-    """Curves need points apart from one another, and L_m is a prompt's length."""
-    if table.saturation_tokens > MOST_SATURATION:
-        raise ProfileError(
-            f"{path}: saturation_tokens is {table.saturation_tokens}, at most {MOST_SATURATION} "
-            "can be"
-        )
+    """Curves need points apart from one another."""
     for section in ("prefill", "decode"):
         if len(getattr(table, section)) < MIN_POINTS:
             raise ProfileError(f"{path}: {section} has fewer than {MIN_POINTS} points to go by")

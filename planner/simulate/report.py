@@ -24,7 +24,8 @@ PROBED_BATCHES = (1, 16)
 
 
 class Instances(msgspec.Struct, frozen=True):
-    """Equal instances. `sources` says who answered for their step times, the most used first."""
+    """Equal instances. `sources` says who answered for their step times, the most used first;
+    `plans_ahead`, whether the next step is launched while one runs."""
 
     role: str
     count: int
@@ -37,6 +38,7 @@ class Instances(msgspec.Struct, frozen=True):
     chunk_tokens: int | None
     rules: str
     sources: list[str]
+    plans_ahead: bool = False
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +126,7 @@ def instances(built: Built, sample: Requests) -> list[Instances]:
             chunk_tokens=group.chunk_tokens,
             rules=str(group.rules),
             sources=_sources(model, sample),
+            plans_ahead=model.plans_ahead,
         )
         for group, model in built.groups
     ]

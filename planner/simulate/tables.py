@@ -66,9 +66,10 @@ def _told_instances(some: Instances) -> str:
     chunks += ", short prompts first" if some.prefill_policy == "skip-join" else ""
     packed = "" if some.role == "decode" else f", L_m {some.prefill_tokens}{chunks}"
     batch = "" if some.role == "prefill" else f", at most {some.max_batch} sequences"
+    ahead = ", two under way" if some.plans_ahead else ""
     return (
         f"  {some.count} {some.role} (tp {some.tp}, pp {some.pp}): {some.kv_tokens} tokens of KV"
-        f"{packed}{batch}; step times {' and '.join(some.sources)}"
+        f"{packed}{batch}; step times {' and '.join(some.sources)}{ahead}"
     )
 
 

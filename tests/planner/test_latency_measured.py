@@ -241,6 +241,7 @@ def test_a_table_is_read_from_its_file(tmp_path: Path) -> None:
         ({"transfer": [{"num_tokens": 16, "ms": 1e-320}]}, r"transfer\[0\].ms is 9.99989e-321"),
         ({"transfer": [{"num_tokens": 16, "ms": 1e300}]}, r"transfer\[0\].ms is 1e\+300, not"),
         ({"saturation_tokens": 10**15}, "saturation_tokens is 1000000000000000, at most 1000000"),
+        ({"block_size": 10**9}, "block_size is 1000000000, at most 65536 can be"),
         ({"version": "2"}, "version '2', this planner reads version 2"),
         ({"decode": []}, "decode has fewer than 3 points"),
         ({"block_size": 0}, r"`int` >= 1 - at `\$.block_size`"),

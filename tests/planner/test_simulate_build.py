@@ -4,8 +4,11 @@ import pytest
 
 from ipc.vocabulary import Role
 from planner.arguments import Load
+from planner.deployment import saturation_tokens
 from planner.errors import ProfileError
 from planner.latency.interface import Chunk, Source
+from planner.latency.measured import MeasuredLatency
+from planner.latency.scaled import ScaledLatency
 from planner.simulate.arguments import read_plan
 from planner.simulate.build import Built, build
 from planner.simulate.fitting_load import fitting_load
@@ -163,3 +166,34 @@ def test_caps_grow_with_instances_and_mixed_ones_share_their_time() -> None:
     assert caps("--prefill", "2", "--decode", "3")[:2] == pytest.approx((2 * prefill, 3 * decode))
     mixed = caps("--mixed", "1")
     assert mixed[2] == pytest.approx(1 / (1 / prefill + 1 / decode))
+
+
+@pytest.mark.parametrize(
+    ("kind", "pp", "plans_ahead"), [("cuda", 1, True), ("cuda", 2, False), ("cpu", 1, False)]
+)
+def test_leaders_plan_ahead_on_gpus_where_no_stage_waits_to_be_told(
+    kind: str, pp: int, plans_ahead: bool, tmp_path: Path
+) -> None:
+    profile = written(tmp_path, profile_table(pp=pp), device_kind=kind)
+    shape = ("--prefill", "1", "--decode", "1", "--prefill-pp", str(pp), "--decode-pp", str(pp))
+    words = ("--model", "smollm2-135m", "--profile", str(profile), "--kv-tokens", "9999", *shape)
+    made = built(*words)
+    assert [model.plans_ahead for _, model in made.groups] == [plans_ahead, plans_ahead]
+    mixed = built(*words[:6], "--mixed", "1", "--mixed-pp", str(pp), "--chunk-tokens", "64")
+    assert instance(mixed, Role.MIXED).plans_ahead is plans_ahead
+    theirs = built(*words[:6], "--mixed", "1", "--chunk-tokens", "64", "--mixed-rules", "vllm")
+    assert not instance(theirs, Role.MIXED).plans_ahead
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_calibration_or_another_link_leaves_the_tables_l_m(bare: bool, tmp_path: Path) -> None:
+    """A bug: what was put on top of a table hid it, and L_m was guessed from its times."""
+    profile = written(tmp_path, profile_table(bare=bare), saturation_tokens=77)
+    factors = tmp_path / "factors.json"
+    factors.write_text('{"prefill_scale": 1.2}')
+    words = ("--model", "smollm2-135m", "--profile", str(profile), "--kv-tokens", "9999")
+    extra = ("--overheads", str(factors), "--prefill", "1", "--mixed", "1", "--device", "cpu")
+    for _, model in built(*words, *extra).groups:
+        assert model.limits.prefill_tokens == 77
+    known = MeasuredLatency.read(profile)
+    assert saturation_tokens(ScaledLatency(known, prefill_scale=2.0)) == 77

@@ -55,6 +55,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--decode-tp", "3"], "40 attention heads do not divide by 3"),
         (["--prefill-pp", "41"], "there are only 40 layers for 41 stages"),
         (["--decode-tp", "8"], "profile distserve has no tp 8 for opt-13b"),
+        (["--block-size", "1000000000"], "--block-size: must be at most 65536, not 1000000000"),
         (["--kv-tokens", "8"], "smaller than one block of 16 tokens"),
         (["--kv-tokens", "64", "--kv-cache-gib", "1"], "not allowed with argument"),
         (["--kv-cache-gib", "0"], "--kv-cache-gib must be above zero"),
