@@ -1,7 +1,8 @@
 """What signals mean to the daemon, from its first moment on.
 
 SIGTERM and SIGINT stop it, SIGHUP has it read its configuration again; on a terminal SIGHUP says
-that the terminal is gone, and stops it too.
+that the terminal is gone, and stops it too. SIGUSR1 and SIGUSR2, which log rotation sends to
+programs that have log files, end nothing.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 _STOP = (signal.SIGTERM, signal.SIGINT)
+_MEANINGLESS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def before_the_loop() -> None:
@@ -22,6 +24,8 @@ def before_the_loop() -> None:
     """
     for number in _STOP:
         signal.signal(number, _interrupt)
+    for number in _MEANINGLESS:
+        signal.signal(number, _pass_over)
     if not _is_on_terminal():
         signal.signal(signal.SIGHUP, _pass_over)
 

@@ -24,6 +24,8 @@ LATE = """
 import asyncio
 from daemon import signals
 
+signals.before_the_loop()
+
 async def main():
     called = asyncio.Queue()
     stop, reload = (lambda word=word: called.put_nowait(word) for word in ("stop", "reload"))
@@ -84,3 +86,13 @@ def test_a_terminal_that_goes_away_stops_the_daemon() -> None:
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+@pytest.mark.parametrize("script", [EARLY, LATE])
+def test_what_log_rotation_sends_ends_nothing(script: str) -> None:
+    with started(script) as process:
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGUSR2)
+        process.send_signal(signal.SIGTERM)
+        assert line(process) in ("left", "stopped")
+    assert process.returncode == 0
