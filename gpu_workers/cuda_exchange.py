@@ -85,12 +85,7 @@ class CudaExchange:
     """
 
     def __init__(
-        self,
-        layout: RankLayout,
-        label: str,
-        site: Site,
-        *,
-        batch_below: int | None = None,
+        self, layout: RankLayout, label: str, site: Site, *, batch_below: int | None = None
     ) -> None:
         self.layout = layout
         self._site, self._runtime = site, site.memory.runtime

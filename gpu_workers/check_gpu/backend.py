@@ -4,7 +4,6 @@ A stage knows devices by this seam alone, so the whole check runs on a CPU too, 
 own plumbing; tests put faulty devices here.
 """
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -119,7 +118,7 @@ class CpuBackend:
 
     def release(self, exchange: KVExchange) -> None:
         assert isinstance(exchange, CpuExchange)
-        os.close(exchange.descriptor)
+        exchange.close()
 
     def kernels(self, config: ModelConfig, pool: torch.Tensor, max_context: int) -> Kernels:
         return build_kernels(config, pool, max_context)

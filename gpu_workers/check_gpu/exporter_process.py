@@ -4,7 +4,6 @@ It loads what pools take and nothing else: whoever waits for it waits for its im
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +37,7 @@ class CpuPools:
 
     def release(self, exchange: KVExchange) -> None:
         assert isinstance(exchange, CpuExchange)
-        os.close(exchange.descriptor)
+        exchange.close()
 
     def synchronize(self) -> None:
         """Everything is done when its call returns."""

@@ -1,5 +1,6 @@
 """Pools of CPU workers: what is pulled is what was there, for equal and unequal layouts."""
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -138,3 +139,19 @@ def test_an_instance_is_known_when_its_mapped_ranks_hold_all_that_is_pulled() ->
         assert part.knows("there", 5)
     for source in sources:
         os.close(source.descriptor)
+
+
+def test_an_exchange_that_is_closed_knows_nobody_and_holds_no_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    (there,) = exporters("there", [WHOLE])
+    here = CpuExchange(WHOLE, "here")
+    here.map_peer(WorkerName("there"), 5, WHOLE, os.dup(there.descriptor))
+    here.begin(pull((6,), (0,)))
+    here.close()
+    assert here.pull_path == ""
+    assert not here.knows("there", 5)
+    assert torch.equal(here.pool[0], reference()[6])  # which is there as long as somebody looks
+    there.close()
+    del here, there  # and what they mapped
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
