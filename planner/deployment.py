@@ -98,6 +98,7 @@ def instance_model(
         chunk_tokens=group.chunk_tokens,
         rules=group.rules,
         plans_ahead=plans_ahead(group, latency),
+        leader_computes=leader_computes(latency),
     )
 
 
@@ -107,6 +108,12 @@ def plans_ahead(group: Group, latency: LatencyModel) -> bool:
     table = measured_table(latency)
     is_ours = table is not None and table.device_kind is DeviceKind.CUDA
     return is_ours and latency.num_stages == 1 and not group.rules.are_vllms
+
+
+def leader_computes(latency: LatencyModel) -> bool:
+    """Whether its leader is busy with a stage of its own, as on CPU: a launch on a GPU returns."""
+    table = measured_table(latency)
+    return table is not None and table.device_kind is DeviceKind.CPU and latency.num_stages > 1
 
 
 def measured_table(latency: LatencyModel) -> ProfileTable | None:

@@ -4,7 +4,13 @@ from dataclasses import dataclass, field
 
 from ipc.vocabulary import Parallelism, Role
 from planner.bench.calibrate import Calibration
-from planner.deployment import Group, batch_limits, plans_ahead, saturation_tokens
+from planner.deployment import (
+    Group,
+    batch_limits,
+    leader_computes,
+    plans_ahead,
+    saturation_tokens,
+)
 from planner.devices import DeviceSheet
 from planner.errors import InfeasibleShape, PlannerError, ProfileError
 from planner.latency.choose import device_of
@@ -91,6 +97,7 @@ def _instance(asked: Deployment, shape: ModelShape, group: Group) -> InstanceMod
         chunk_tokens=group.chunk_tokens,
         rules=group.rules,
         plans_ahead=plans_ahead(group, target),
+        leader_computes=leader_computes(target),
     )
 
 

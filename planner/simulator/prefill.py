@@ -11,9 +11,10 @@ from planner.simulator.service import InstanceModel, Service
 
 
 class PrefillEngine:
-    """The leaders' own queue says who is next. A step enters when the first stage is free, or waits
-    for it behind one other step where leaders plan ahead; blocks stay taken from a prompt's first
-    chunk until it is pulled: prefill memory is the buffer between the phases."""
+    """The leaders' own queue says who is next. A step enters when the first stage is free, and no
+    more are under way than there are stages, or waits for it behind one other step where leaders
+    plan ahead; blocks stay taken from a prompt's first chunk until it is pulled: prefill memory is
+    the buffer between the phases."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class PrefillEngine:
         self._latency = model.latency
         self._limits = model.limits
         self._plans_ahead = model.plans_ahead
+        self._leader_computes = model.leader_computes
         self._num_under_way = 0
         self._step_s = service.overheads.prefill_step_s
         self._agenda = agenda
@@ -54,8 +56,10 @@ class PrefillEngine:
             self._agenda.add(earliest_s, self._wake, None)
 
     def _may_start(self, now_s: float) -> bool:
-        is_second = self._plans_ahead and self._num_under_way == 1
-        return is_second or self._stage_free_s[0] <= now_s
+        if self._plans_ahead and self._num_under_way == 1:
+            return True
+        has_place = self._num_under_way < len(self._stage_free_s)
+        return has_place and self._stage_free_s[0] <= now_s
 
     def _wake(self, now_s: float, _: None) -> None:
         if self._queue and self._may_start(now_s):
@@ -115,6 +119,9 @@ class PrefillEngine:
         return clock_s
 
     def _done(self, now_s: float, turns: list[Turn[Passage]]) -> None:
+        if self._leader_computes and self._stage_free_s[0] > now_s:
+            self._agenda.add(self._stage_free_s[0], self._done, turns)
+            return
         self._num_under_way -= 1
         for ticket, num_new in turns:
             self.queued_tokens -= num_new

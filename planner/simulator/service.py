@@ -35,6 +35,8 @@ class InstanceModel:
     vLLM's rules it is `max_num_batched_tokens`; and `kv_blocks` are those that requests can have,
     one less than its `num_gpu_blocks`. `plans_ahead`: while a step runs the leader has launched
     the next one already, as ours do on GPUs, so that who comes meanwhile misses that one.
+    `leader_computes`: of several stages the first one is the leader's own work, as on CPU, so that
+    it hears of what the last one drew when it is through with the next step there.
     """
 
     role: Role
@@ -44,6 +46,7 @@ class InstanceModel:
     chunk_tokens: int | None = None
     rules: MixedRules = MixedRules.OURS
     plans_ahead: bool = False
+    leader_computes: bool = False
 
     def __post_init__(self) -> None:
         assert not (self.plans_ahead and self.latency.num_stages > 1), "a stage waits for plans"

@@ -2,8 +2,9 @@
 
 Steps take what a latency model says, one after the other as on one device, and pulls go beside
 them over one link. Up to `max_in_flight` steps are launched, in the order of the leader's loop
-(plan, launch, collect). No engine, and no tokens that mean anything. To a decode instance prompts
-come prefilled, with their first token; a preempted one is prefilled again in no time.
+(plan, launch, collect); of two stages the leader computes the first one itself, as on CPU. No
+engine, and no tokens that mean anything. To a decode instance prompts come prefilled, with their
+first token; a preempted one is prefilled again in no time.
 """
 
 from collections import deque
@@ -25,7 +26,7 @@ from ipc.messages import (
     SequenceStart,
     Tokens,
 )
-from ipc.vocabulary import KVHandle, Role, SamplingParams
+from ipc.vocabulary import KVHandle, Parallelism, Role, SamplingParams
 from planner.latency.interface import Chunk
 from planner.simulator.service import InstanceModel
 from planner.workload.requests import Floats, Requests
@@ -44,7 +45,11 @@ class Served:
 
 
 def serve(model: InstanceModel, requests: Requests, max_in_flight: int) -> Served:
-    """By the scheduler that an instance of that model would have."""
+    """By the scheduler that an instance of that model would have.
+
+    Args:
+        max_in_flight: steps, of one sequence or, where there are stages, in all.
+    """
     return _Clock(model, requests, max_in_flight).served()
 
 
@@ -61,7 +66,8 @@ class _Clock:
             num_blocks=model.kv_blocks,
             block_size=BLOCK_SIZE,
             limits=model.limits,
-            max_in_flight=max_in_flight,
+            parallelism=Parallelism(1, model.latency.num_stages),
+            max_in_flight=max_in_flight if model.latency.num_stages == 1 else 1,
         )
         self._now_s = self._device_free_s = self._link_free_s = 0.0
         self._under_way: deque[tuple[StepPlan, float]] = deque()  # and when each ends
@@ -120,17 +126,22 @@ class _Clock:
         if plan is None:
             return False
         self._computed |= {new.sequence: new.num_computed for new in plan.added}
-        ends_s = self._now_s
+        began_s = ends_s = self._now_s
         if plan.rows:
-            ends_s = max(self._now_s, self._device_free_s) + self._seconds(plan)
-            self._device_free_s = ends_s
+            ends_s = self._device_free_s = self._computed_by(self._seconds(plan))
         for pull in plan.pulls:
             seconds = self._latency.transfer(pull.handle.num_tokens).seconds
-            self._link_free_s = max(self._link_free_s, self._now_s) + seconds
+            self._link_free_s = max(self._link_free_s, began_s) + seconds
             self._pulls.append((pull.handle.request_id, self._link_free_s))
-        self._scheduler.launched(plan, self._now_s)
+        self._scheduler.launched(plan, began_s)
         self._under_way.append((plan, ends_s))
         return True
+
+    def _computed_by(self, stage_s: float) -> float:
+        """When the last stage is through; the leader itself is with the first one."""
+        for _ in range(self._latency.num_stages - 1):
+            self._now_s += stage_s
+        return max(self._now_s, self._device_free_s) + stage_s
 
     def _seconds(self, plan: StepPlan) -> float:
         chunks, batch, context = [], 0, 0

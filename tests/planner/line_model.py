@@ -64,6 +64,7 @@ def instance(
     limits: BatchLimits = LIMITS,
     chunk_tokens: int | None = None,
     plans_ahead: bool = False,
+    leader_computes: bool = False,
 ) -> InstanceModel:
     return InstanceModel(
         role,
@@ -72,6 +73,7 @@ def instance(
         limits,
         chunk_tokens,
         plans_ahead=plans_ahead,
+        leader_computes=leader_computes,
     )
 
 

@@ -179,10 +179,18 @@ def test_leaders_plan_ahead_on_gpus_where_no_stage_waits_to_be_told(
     words = ("--model", "smollm2-135m", "--profile", str(profile), "--kv-tokens", "9999", *shape)
     made = built(*words)
     assert [model.plans_ahead for _, model in made.groups] == [plans_ahead, plans_ahead]
+    assert not any(model.leader_computes for _, model in made.groups)
     mixed = built(*words[:6], "--mixed", "1", "--mixed-pp", str(pp), "--chunk-tokens", "64")
     assert instance(mixed, Role.MIXED).plans_ahead is plans_ahead
     theirs = built(*words[:6], "--mixed", "1", "--chunk-tokens", "64", "--mixed-rules", "vllm")
     assert not instance(theirs, Role.MIXED).plans_ahead
+
+
+def test_a_leader_on_cpu_computes_a_stage_itself(tmp_path: Path) -> None:
+    profile = written(tmp_path, profile_table(pp=2))
+    words = ("--model", "smollm2-135m", "--profile", str(profile), "--kv-tokens", "9999")
+    made = built(*words, "--mixed", "1", "--mixed-pp", "2")
+    assert instance(made, Role.MIXED).leader_computes
 
 
 @pytest.mark.parametrize("bare", [False, True])
