@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from daemon import console_parser, console_repl
+from daemon.config_errors import reason_of
 from daemon.console_client import connected, whereabouts
 from daemon.console_errors import INTERRUPTED, UsageError, code_of
 from daemon.console_session import Session, make_keys, sit_at_terminal, write_json
@@ -92,4 +93,4 @@ def _lines(file: str) -> Iterable[str]:
         with open(file, encoding="utf-8") as script:
             return script.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
+        raise UsageError(f"{file} cannot be read: {reason_of(error)}") from error

@@ -26,6 +26,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from daemon.config_errors import reason_of
 from daemon.errors import ExitError
 from daemon.model_check import Expected, NotAsExpected, check_directory
 
@@ -122,7 +123,7 @@ def fetch(source: Source, models_dir: Path, tools: Tools) -> Path:
                 _build(source, Path(work), tools)
                 _move_into_place(Path(work), folder)
         except OSError as error:
-            raise FetchFailed(f"cannot write to {models_dir}: {error}") from error
+            raise FetchFailed(f"cannot write to {models_dir}: {reason_of(error)}") from error
     return folder
 
 

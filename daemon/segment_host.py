@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from daemon import node_messages
+from daemon.config_errors import reason_of
 from daemon.link_terms import Terms
 from daemon.node_messages import (
     Ended,
@@ -241,7 +242,7 @@ class SegmentHost:
             process = await self._start_worker(self._settle(config))
         except OSError as error:  # no descriptors, no memory: perhaps later
             self._link.close_epoch(*worker)
-            self._say(guest, Ended(*worker, f"cannot be started: {error}"))
+            self._say(guest, Ended(*worker, f"cannot be started: {reason_of(error)}"))
             return
         guest.workers[worker] = process
         tasks.create_task(self._reap(guest, worker, process))

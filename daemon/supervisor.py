@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
 from daemon.announcer import Announcer
+from daemon.config_errors import reason_of
 from daemon.controller import Controller
 from daemon.errors import ConfigError, StartFailed
 from daemon.incarnation import Incarnation, Process
@@ -205,7 +206,7 @@ class Supervisor:
             try:
                 await self._spawn(life)
             except OSError as error:  # no descriptors, no memory: perhaps later
-                life.doom(f"its processes cannot be started: {error}")
+                life.doom(f"its processes cannot be started: {reason_of(error)}")
             if self._stopping.is_set():  # `stop` could not tell processes that were not there yet
                 life.doom("the daemon stops")
             reason = await self._until_over(ward, life)

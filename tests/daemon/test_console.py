@@ -154,6 +154,14 @@ async def test_what_stands_in_a_script_may_not_go_elsewhere(
         assert told in shown
 
 
+async def test_a_script_that_is_not_there_is_named_with_the_reason(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await house.run("-f", "/nowhere/script") == 64
+    told = capsys.readouterr().err
+    assert told == "distserve: /nowhere/script cannot be read: No such file or directory\n"
+
+
 async def test_a_log_level_takes_a_logger_and_a_time(house: House) -> None:
     assert await house.run("log-level", "debug", "daemon.serve", "--for", "60") == 0
     assert house.operator.orders == [SetLogLevel("debug", "daemon.serve", 60.0)]
