@@ -111,9 +111,10 @@ def profile_command(argv: list[str]) -> int:
     """Replaces this process: the table is made where torch is, in a worker's own environment."""
     python = [sys.executable, "-P", "-m", "gpu_workers", "profile", *argv]
     threads = argparse.ArgumentParser(add_help=False)
-    threads.add_argument("--threads", type=int, default=1)
+    threads.add_argument("--threads", nargs="?", default="1", const="1")
     given = threads.parse_known_args(argv)[0].threads
-    os.execve(sys.executable, python, compute_environment(given))
+    # What is no number is refused by whoever reads all of them.
+    os.execve(sys.executable, python, compute_environment(int(given) if given.isdecimal() else 1))
 
 
 def check_gpu_command(argv: list[str]) -> int:

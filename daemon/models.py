@@ -136,7 +136,13 @@ def read_origin(folder: Path) -> Origin | None:
 
 
 def table_of(models_dir: Path) -> Table:
-    """Every Hugging Face directory below `models_dir`."""
+    """Every Hugging Face directory below `models_dir`.
+
+    Raises:
+        FetchFailed: there is no such directory.
+    """
+    if not models_dir.is_dir():
+        raise FetchFailed(f"there is no directory {models_dir}")
     table = Table("model", "architecture", "dtype", "size", "from", title=str(models_dir))
     for config_file in sorted(models_dir.glob("*/config.json")):
         folder, config = config_file.parent, _read_config(config_file)

@@ -3,6 +3,7 @@ people, written anew after every stage so that a check that is cut short leaves 
 
 import argparse
 import datetime
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ import msgspec
 import orjson
 import torch
 
+from gpu_workers.arguments import Parser, amount
 from gpu_workers.check_gpu import stage_process, stages
 from gpu_workers.check_gpu.backend import Backend
 from gpu_workers.check_gpu.outcome import Outcome, Report, Verdict
@@ -31,8 +33,8 @@ Runs = Callable[[str, float], Outcome]
 
 
 def main(argv: Sequence[str], driver: Path = NVIDIA_DRIVER) -> int:
-    """Exit code: 0 when no stage failed, 1 when one did, 69 without the device, 73 when a report
-    cannot be written.
+    """Exit code: 0 when stages passed and none failed, else 1; 64 for a wrong option, 69 without
+    the device, 73 when a report cannot be written.
 
     Args:
         driver: is there if the driver of GPUs is.
@@ -112,7 +114,7 @@ def as_json(report: Report) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="distserve check-gpu",
         description="Prove a device: attention, captured steps, pulls between processes, a model "
         "against transformers, the whole service; and measure it: steps and pulls beside their "
@@ -121,11 +123,11 @@ def _parser() -> argparse.ArgumentParser:
         "run it on a bare machine.",
     )
     parser.add_argument(
-        "--device", default=None, help="cpu or cuda:N (default: cuda:0 where there is one)"
+        "--device", type=_named, help="cpu or cuda:N (default: cuda:0 where there is one)"
     )
     parser.add_argument("--stages", type=_names, metavar="NAME,...", help="only these")
     parser.add_argument(
-        "--within", type=float, metavar="S", help="begin nothing after so many seconds"
+        "--within", type=amount, metavar="S", help="begin nothing after so many seconds"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the report goes as JSON")
     parser.add_argument("--report", type=Path, metavar="FILE.md", help="the report for people")
@@ -140,6 +142,12 @@ def _names(text: str) -> list[str]:
     return names
 
 
+def _named(text: str) -> str:
+    if re.fullmatch(r"cpu|cuda(:[0-9]+)?", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither cpu nor cuda:N")
+    return text
+
+
 def _device(asked: str | None, driver: Path) -> str:
     if asked is None:
         # A GPU that cannot be used is to be told of: a CPU in its place would pass.
@@ -152,9 +160,7 @@ def _refusal(device: str) -> str | None:
     stages' process that has it."""
     if device == "cpu":
         return None
-    kind, _, number = device.partition(":")
-    if kind != "cuda" or not number.isdecimal():
-        return f"--device is cpu or cuda:N, not {device!r}"
+    number = device.removeprefix("cuda:")
     if not torch.cuda.is_available():
         return f"CUDA sees no GPU here, and {device} is to be checked{_cause()}"
     if int(number) >= (count := torch.cuda.device_count()):

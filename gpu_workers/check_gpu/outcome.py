@@ -49,8 +49,9 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def exit_code(self) -> int:
-        """0 unless a stage failed."""
-        return int(any(outcome.verdict is Verdict.FAIL for outcome in self.stages))
+        """0 if a stage passed and none failed: of what was only skipped nothing is known."""
+        verdicts = {outcome.verdict for outcome in self.stages}
+        return int(Verdict.FAIL in verdicts or Verdict.PASS not in verdicts)
 
     def figures(self, stage: str) -> Mapping[str, Any]:
         """Of that stage; none where it was not run."""

@@ -1,6 +1,7 @@
 """The command `distserve profile`: defaults, progress, the table as JSON and on the terminal."""
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,7 @@ def main(argv: Sequence[str], machine: Machine | None = None) -> int:
             _check_writable(arguments.out)
         table = _profile(arguments, machine, console)
     except FAULTS as error:
-        console.print(f"[red]error:[/red] {error}", highlight=False)
+        sys.stderr.write(f"distserve profile: {error}\n")
         return 1
     if arguments.out is not None:
         arguments.out.write_bytes(orjson.dumps(msgspec.to_builtins(table)))

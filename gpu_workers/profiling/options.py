@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gpu_workers.arguments import Parser, amount, count, one_of
 from ipc.messages import LoadFormat
 from ipc.vocabulary import DType
 
@@ -41,7 +42,7 @@ Run it on a quiet machine, on the cores a worker will have: taskset -c 1 distser
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """What depends on the device is None where nothing was said."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="distserve profile",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=DESCRIPTION,
@@ -56,24 +57,30 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _add_worker_options(add: Callable[..., argparse.Action]) -> None:
     """What a worker of the daemon would have."""
     add("--model", required=True, metavar="DIR", help="a Hugging Face model directory")
-    add("--dtype", type=DType, choices=list(DType), default=DType.BF16, help="default: bfloat16")
+    add(
+        "--dtype",
+        type=one_of(DType),
+        default=DType.BF16,
+        metavar="TYPE",
+        help=f"{', '.join(DType)}; default: bfloat16",
+    )
     add(
         "--load-format",
-        type=LoadFormat,
-        choices=list(LoadFormat),
+        type=one_of(LoadFormat),
         default=LoadFormat.SAFETENSORS,
-        help="dummy: random weights, the same times; default: safetensors",
+        metavar="FORMAT",
+        help="safetensors, or dummy: random weights, the same times; default: safetensors",
     )
-    add("--block-size", type=_count, default=32, help="tokens per KV block; default: 32")
+    add("--block-size", type=count, default=32, help="tokens per KV block; default: 32")
     add(
         "--kv-gib",
-        type=_amount,
+        type=amount,
         help="memory for each KV pool, GiB; default: 1, on GPUs what --gpu-memory-utilization "
         "leaves",
     )
     add("--threads", type=_threads, default=1, help="compute threads of each worker; default: 1")
-    add("--tp", type=_count, default=1, help="workers that share every matrix; default: 1")
-    add("--pp", type=_count, default=1, help="stages that share the layers; default: 1")
+    add("--tp", type=count, default=1, help="workers that share every matrix; default: 1")
+    add("--pp", type=count, default=1, help="stages that share the layers; default: 1")
 
 
 def _add_device_options(add: Callable[..., argparse.Action]) -> None:
@@ -106,51 +113,35 @@ def _add_effort_options(add: Callable[..., argparse.Action]) -> None:
     add("--quick", action="store_true", help="contexts to 512, batches to 8, a few seconds")
     add(
         "--seconds",
-        type=_amount,
+        type=amount,
         metavar="S",
         help="time for measuring, beyond which no round is begun; default: 75, on GPUs 60, "
         "with --quick 9",
     )
     add(
         "--max-context",
-        type=_count,
+        type=count,
         help="longest context measured; default: 4096, on GPUs 8192, if the model takes as much",
     )
-    add("--max-batch", type=_count, help="largest decode batch measured; default: 32, on GPUs 256")
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
-    return number
+    add("--max-batch", type=count, help="largest decode batch measured; default: 32, on GPUs 256")
 
 
 def _threads(text: str) -> int:
-    number = _count(text)
+    number = count(text)
     if number > MOST_THREADS:
         raise argparse.ArgumentTypeError(f"{number} is more than {MOST_THREADS}")
     return number
 
 
 def _index(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is not a GPU's number")
-    return number
-
-
-def _amount(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a GPU's number")
+    return int(text)
 
 
 def _share(text: str) -> float:
-    number = float(text)
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+    if (number := amount(text)) > 1:
+        raise argparse.ArgumentTypeError(f"{text} is more than 1")
     return number
 
 

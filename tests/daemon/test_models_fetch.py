@@ -263,3 +263,10 @@ def test_list_shows_fetched_and_foreign_models(
     shown = capsys.readouterr().out
     for part in ("tiny==1.0", "elsewhere", "LlamaForCausalLM", "unreadable"):
         assert part in shown
+
+
+def test_a_directory_that_is_not_there_is_no_empty_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fetching.main(["list", "--dir", str(tmp_path / "nowhere")]) == FetchFailed.exit_code
+    assert capsys.readouterr().err == f"distserve: there is no directory {tmp_path / 'nowhere'}\n"

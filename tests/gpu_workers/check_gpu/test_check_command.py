@@ -10,6 +10,7 @@ import orjson
 import pytest
 import torch
 
+from gpu_workers.arguments import EXIT_USAGE
 from gpu_workers.check_gpu import command
 from gpu_workers.check_gpu.backend import CpuBackend
 from gpu_workers.check_gpu.outcome import CheckFailed, Note, Outcome, Report, Skipped, Verdict
@@ -212,8 +213,10 @@ def test_a_check_whose_time_is_over_begins_nothing_more_and_cuts_the_last_one_sh
     ]
 
 
-def test_a_skipped_stage_is_no_failure() -> None:
-    assert Report("cpu", "", 1.0, (Outcome("one", Verdict.SKIP, 0.1, ""),)).exit_code == 0
+def test_a_skipped_stage_is_no_failure_but_nothing_else_is_no_proof() -> None:
+    skipped = Outcome("one", Verdict.SKIP, 0.1, "")
+    assert Report("cpu", "", 1.0, (skipped, Outcome("two", Verdict.PASS, 0.1, ""))).exit_code == 0
+    assert Report("cpu", "", 1.0, (skipped, skipped)).exit_code == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -232,16 +235,26 @@ def test_a_gpu_that_cannot_be_used_is_not_replaced_by_the_cpu(
     assert "CUDA sees no GPU here, and cuda:0 is to be checked: " in capsys.readouterr().err
 
 
-def test_a_stage_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command.main(["--stages", "nonsense"])
-    assert "there is no stage 'nonsense'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("device", ["gpu0", "cuda:x"])
-def test_a_device_that_is_none_is_refused(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--device", device]) == command.EXIT_NO_DEVICE
-    assert f"--device is cpu or cuda:N, not {device!r}" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--stages", "nonsense", "there is no stage 'nonsense'"),
+        ("--device", "gpu0", "'gpu0' is neither cpu nor cuda:N"),
+        ("--device", "cuda:x", "'cuda:x' is neither cpu nor cuda:N"),
+        ("--within", "-1", "'-1' is not a positive number"),
+        ("--within", "soon", "'soon' is not a positive number"),
+    ],
+)
+def test_a_wrong_option_is_one_line(
+    option: str, value: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main([f"{option}={value}"])
+    assert ended.value.code == EXIT_USAGE
+    assert capsys.readouterr().err == (
+        f"distserve check-gpu: argument {option}: {reason} "
+        "(`distserve check-gpu --help` lists the options)\n"
+    )
 
 
 def test_a_report_that_cannot_be_written_is_told_before_anything_is_run(
