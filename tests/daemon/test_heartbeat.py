@@ -160,16 +160,23 @@ async def test_readiness_is_told_who_gets_nowhere_but_not_who_said_so_D2(
         assert pulse.heartbeat.still_s == {}
 
 
+def leave_a_prompt_waiting(stage: Stage, *, blocks_free: int) -> None:
+    """It needs four of eight blocks; those that are not free are held for readers."""
+    instance = stage.controller.instances.get("mixed-0")
+    assert instance is not None
+    instance.stats = Stats(
+        num_waiting=1, blocks_total=8, blocks_free=blocks_free, blocks_held=8 - blocks_free
+    )
+    instance.queued.add(1, arrival=1, num_tokens=16, now_s=0.0)
+
+
 async def test_a_leader_that_answers_and_leaves_a_prompt_that_fits_is_replaced(
     make_stage: MakeStage,
 ) -> None:
     async with kept(make_stage) as stage:
         process = await stage.ready()
         pulse = Pulse(stage)
-        instance = stage.controller.instances.get("mixed-0")
-        assert instance is not None
-        instance.stats = Stats(num_waiting=1, blocks_total=8, blocks_free=7, blocks_held=1)
-        instance.queued.add(1, arrival=1, num_tokens=16, now_s=0.0)  # blocks of 4 tokens
+        leave_a_prompt_waiting(stage, blocks_free=7)
         pulse.beats(10, answering=[process])
         assert (await stage.ready()) is not process
         assert stage.ward.last_exit == "wedged: it has work and took no step for 8 s"
@@ -181,9 +188,6 @@ async def test_a_leader_whose_next_prompt_waits_for_readers_is_let_be(
     async with kept(make_stage) as stage:
         process = await stage.ready()
         pulse = Pulse(stage)
-        instance = stage.controller.instances.get("mixed-0")
-        assert instance is not None
-        instance.stats = Stats(num_waiting=1, blocks_total=8, blocks_free=3, blocks_held=5)
-        instance.queued.add(1, arrival=1, num_tokens=16, now_s=0.0)
+        leave_a_prompt_waiting(stage, blocks_free=3)
         pulse.beats(30, answering=[process])
         assert not stage.supervisor.watched_lives()[0].is_ending
